@@ -1,0 +1,72 @@
+"""The trusted core: what is sampled, how it is clipped, what noise is added, and what that guarantees.
+
+Nothing here imports the rest of tacit, and nothing but the mechanism imports torch, so that accounts, calibrations and
+verifications answer at once.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tacit.privacy.accounting import epsilon_of
+    from tacit.privacy.certificate import certificate_of, verify
+    from tacit.privacy.clipping import Clipping, Flat, Grouped, clip_factors, effective_multiplier
+    from tacit.privacy.ledger import Ledger, read_ledger
+    from tacit.privacy.mechanism import ClippedSum, GaussianMechanism, PrivateGradient
+    from tacit.privacy.plan import PrivacyPlan
+    from tacit.privacy.randomness import Randomness
+    from tacit.privacy.sampling import PoissonSampler
+    from tacit.privacy.schedules import Constant, Linear, NoiseSchedule
+    from tacit.privacy.validation import UserError
+
+_HOMES = {
+    "ClippedSum": "mechanism",
+    "Clipping": "clipping",
+    "Constant": "schedules",
+    "Flat": "clipping",
+    "GaussianMechanism": "mechanism",
+    "Grouped": "clipping",
+    "Ledger": "ledger",
+    "Linear": "schedules",
+    "NoiseSchedule": "schedules",
+    "PoissonSampler": "sampling",
+    "PrivacyPlan": "plan",
+    "PrivateGradient": "mechanism",
+    "Randomness": "randomness",
+    "UserError": "validation",
+    "certificate_of": "certificate",
+    "clip_factors": "clipping",
+    "effective_multiplier": "clipping",
+    "epsilon_of": "accounting",
+    "read_ledger": "ledger",
+    "verify": "certificate",
+}
+
+__all__ = [
+    "ClippedSum",
+    "Clipping",
+    "Constant",
+    "Flat",
+    "GaussianMechanism",
+    "Grouped",
+    "Ledger",
+    "Linear",
+    "NoiseSchedule",
+    "PoissonSampler",
+    "PrivacyPlan",
+    "PrivateGradient",
+    "Randomness",
+    "UserError",
+    "certificate_of",
+    "clip_factors",
+    "effective_multiplier",
+    "epsilon_of",
+    "read_ledger",
+    "verify",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"tacit.privacy.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

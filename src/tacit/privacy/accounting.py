@@ -1,0 +1,187 @@
+"""From what was released to epsilon, by dp-accounting: a PLD bound, with RDP beside it.
+
+Both are upper bounds for adding or removing one example. Everything here works on *levels*: pairs of a noise multiplier and the
+number of Poisson-sampled Gaussian releases made with it.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tacit.privacy.validation import UserError, check_choice, check_delta, check_positive, check_probability
+
+Levels = Sequence[tuple[float, int]]
+
+ACCOUNTANTS = ("pld", "rdp")
+
+# A PLD costs time in proportion to the number of distinct levels; a schedule with more of them is rounded down to these many.
+MOST_LEVELS = 32
+_GRID = 1e-4  # the PLD's grid at an epsilon of about 2; finer below, coarser above
+_TOLERANCE = 4e-3  # calibration ends within this fraction below the target
+_SMALLEST_MULTIPLIER, _LARGEST_MULTIPLIER = 0.05, 1e6
+# Whole orders are quick; they set the scale of the PLD's grid.
+_ROUGH_ORDERS = (*range(2, 33), 48, 64, 128, 256, 512)
+
+
+def composed_event(sample_rate: float, levels: Levels) -> Any:
+    """The dp-accounting event of Poisson-sampled Gaussian releases, one composition a level.
+
+    >>> composed_event(0.01, [(1.3, 100)])
+    ComposedDpEvent(events=[SelfComposedDpEvent(event=PoissonSampledDpEvent(sampling_probability=0.01,
+        event=GaussianDpEvent(noise_multiplier=1.3)), count=100)])
+    """
+    import dp_accounting
+
+    rate = check_probability("sample_rate", sample_rate)
+    # Plain floats: dp-accounting mistreats a NumPy scalar or an int inside nested events.
+    return dp_accounting.ComposedDpEvent(
+        [
+            dp_accounting.SelfComposedDpEvent(
+                dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(float(sigma))),
+                int(count),
+            )
+            for sigma, count in levels
+        ]
+    )
+
+
+def epsilon_of(
+    sample_rate: float, levels: Levels, delta: float, *, accountant: str = "pld", coarse: bool = False
+) -> float:
+    """The epsilon, at this delta, of all the releases together.
+
+    *Guarantee.* An upper bound for neighbours that differ by adding or removing one example; `coarse` is quicker and can only be
+    higher. A level of 0 gives infinity. More than 32 levels are rounded down to 32 first, which can only raise epsilon.
+
+    >>> round(epsilon_of(1024 / 50000, [(1.54, 1440)], 1e-5), 3)
+    2.365
+    >>> round(epsilon_of(1024 / 50000, [(1.54, 1440)], 1e-5, accountant="rdp"), 3)
+    2.585
+    """
+    check_choice("accountant", accountant, ACCOUNTANTS)
+    check_delta(delta)
+    check_probability("sample_rate", sample_rate)
+    used = [(float(sigma), int(count)) for sigma, count in levels if count > 0]
+    if not used:
+        return 0.0
+    if min(sigma for sigma, _ in used) <= 0:
+        return math.inf
+    event = composed_event(sample_rate, rounded_down(used))
+    if accountant == "rdp":
+        return _by_rdp(event, delta)
+    rough = _by_rdp(event, delta, orders=_ROUGH_ORDERS)
+    # Both bounds hold, so the smaller one does; RDP is the smaller one only at extremes, where the grid tells.
+    return min(rough, _by_pld(event, delta, _interval(rough, min(used)[0]) * (10 if coarse else 1)))
+
+
+def rounded_down(levels: Levels, most: int = MOST_LEVELS) -> list[tuple[float, int]]:
+    """At most `most` levels that are nowhere above the given ones: neighbours on a logarithmic scale share their smallest.
+
+    >>> rounded_down([(1.0, 1), (1.1, 2), (4.0, 3)], most=2)
+    [(1.0, 3), (4.0, 3)]
+    """
+    ordered = sorted(levels)
+    if len(ordered) <= most:
+        return ordered
+    low, high = math.log(ordered[0][0]), math.log(ordered[-1][0])
+    bins: dict[int, tuple[float, int]] = {}
+    for sigma, count in ordered:
+        index = min(int((math.log(sigma) - low) / (high - low) * most), most - 1)
+        smallest, total = bins.get(index, (sigma, 0))
+        bins[index] = (smallest, total + count)
+    return list(bins.values())
+
+
+def calibrated_scale(sample_rate: float, shape: Callable[[float], Levels], *, epsilon: float, delta: float) -> float:
+    """The smallest factor for a noise schedule, within tolerance, whose releases stay within epsilon.
+
+    `shape(factor)` are the levels of the schedule scaled by `factor`. The search runs on a coarse grid and ends on the fine one.
+
+    *Guarantee.* `epsilon_of` of the scaled levels is at most `epsilon`, and above 0.995 of it.
+
+    >>> factor = calibrated_scale(0.01, lambda f: [(f, 2000)], epsilon=1.5, delta=1e-5)
+    >>> 0.995 * 1.5 < epsilon_of(0.01, [(factor, 2000)], 1e-5) <= 1.5
+    True
+    """
+    target, delta = check_positive("epsilon", epsilon), check_delta(delta)
+    smallest = min(sigma for sigma, _ in shape(1.0))
+    if smallest <= 0:
+        raise UserError("a schedule with a step of no noise cannot reach any epsilon; make every step's noise above 0")
+    if 1 - (1 - sample_rate) ** sum(count for _, count in shape(1.0)) <= delta:
+        raise UserError(
+            f"delta {delta:g} is above the chance that an example is ever sampled; choose a far smaller delta"
+        )
+    floor, log_factor, ceiling = (
+        math.log(multiplier / smallest) for multiplier in (_SMALLEST_MULTIPLIER, 1.0, _LARGEST_MULTIPLIER)
+    )
+
+    def rough(levels: Levels) -> float:
+        return _by_rdp(composed_event(sample_rate, rounded_down(levels)), delta, _ROUGH_ORDERS)
+
+    def coarse(levels: Levels) -> float:
+        return epsilon_of(sample_rate, levels, delta, coarse=True)
+
+    def fine(levels: Levels) -> float:
+        return epsilon_of(sample_rate, levels, delta)
+
+    found = math.nan
+    for bound in (rough, coarse, fine):
+
+        def excess(x: float, bound: Callable[[Levels], float] = bound) -> float:
+            # In logarithms epsilon falls almost in a straight line as the noise grows, so few evaluations are needed.
+            return math.log(max(bound(shape(math.exp(x))), 1e-300) / target)
+
+        log_factor, found = _solved(excess, log_factor, floor, ceiling)
+    if not -_TOLERANCE <= found <= 0:
+        trouble = "no noise reaches" if found > 0 else "no noise at all is needed for"
+        raise UserError(
+            f"{trouble} epsilon {target:g} at delta {delta:g}; change epsilon, delta or the number of steps"
+        )
+    return math.exp(log_factor)
+
+
+def _solved(excess: Callable[[float], float], x: float, floor: float, ceiling: float) -> tuple[float, float]:
+    """A point where the decreasing `excess` lies in [-tolerance, 0], and its value there: secants inside a shrinking bracket."""
+    low, high, slope, value, previous = floor, ceiling, -1.0, math.nan, None
+    for _ in range(60):
+        value = min(excess(x), 1e3)
+        if -_TOLERANCE <= value <= 0 or high - low < 1e-9:
+            break
+        if previous is not None and value != previous[1]:
+            slope = min((value - previous[1]) / (x - previous[0]), -0.1)
+        previous = (x, value)
+        low, high = (x, high) if value > 0 else (low, x)
+        following = x - (value + _TOLERANCE / 4) / slope
+        x = following if low < following < high else (low + high) / 2
+    return x, value
+
+
+def _interval(rough: float, smallest: float) -> float:
+    """The PLD's grid: proportional to epsilon (by powers of two, so that it is stable), not too fine for the noise to afford."""
+    exponent = math.floor(math.log2(max(rough, 1e-6) / 2)) if math.isfinite(rough) else 20
+    return max(_GRID * 2.0 ** min(exponent, 20), 5e-5 / max(smallest, 0.5))
+
+
+def _by_rdp(event: Any, delta: float, orders: Sequence[float] | None = None) -> float:
+    from dp_accounting import rdp
+
+    # An order whose series does not converge is left out, which can only raise epsilon; nobody needs to read that each time.
+    absl = logging.getLogger("absl")
+    level = absl.level
+    absl.setLevel(logging.ERROR)
+    try:
+        return float(rdp.RdpAccountant(orders).compose(event).get_epsilon(delta))
+    except OverflowError:  # so little noise that the moments leave the range of a float
+        return math.inf
+    finally:
+        absl.setLevel(level)
+
+
+def _by_pld(event: Any, delta: float, interval: float) -> float:
+    from dp_accounting import pld
+
+    accountant = pld.PLDAccountant(value_discretization_interval=interval)
+    return float(accountant.compose(event).get_epsilon(delta))

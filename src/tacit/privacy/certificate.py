@@ -1,0 +1,185 @@
+"""The certificate: what is guaranteed, computed from the ledger alone, and checked against it again by `verify`."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tacit.privacy.accounting import epsilon_of
+from tacit.privacy.ledger import Entry, canonical, read_ledger, released_levels
+from tacit.privacy.plan import PrivacyPlan
+from tacit.privacy.validation import UserError
+
+FORMAT = "tacit-certificate/1"
+NEIGHBOURS = "add or remove one example"
+
+# Epsilon is rounded up to a millionth, so that the certificate never claims less than was computed.
+_UNITS = 1_000_000
+
+
+def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
+    """The certificate of a ledger's entries: a deterministic function of them.
+
+    *Guarantee.* epsilon is at least that of every release in the ledger, made or only announced, whatever the plan had been; each
+    caveat that the ledger gives reason for is listed; `valid_for_release` is true only if the noise came from the operating
+    system's randomness, every batch from the plan's sampler, and nothing else computed from the training data was disclosed.
+
+    >>> from tacit.privacy import Ledger, PrivacyPlan
+    >>> ledger = Ledger.in_memory(PrivacyPlan(sample_rate=0.1, steps=10), delta=1e-5)
+    >>> ledger.record_release(noise_multiplier=1.0, sample_rate=0.1)
+    >>> certificate = certificate_of(ledger.entries)
+    >>> certificate["releases"], certificate["delta"], certificate["neighbouring_relation"]
+    (1, 1e-05, 'add or remove one example')
+    """
+    opening = entries[0]
+    plan, delta, facts = PrivacyPlan.from_dict(opening["plan"]), float(opening["delta"]), opening["facts"]
+    releases = [entry for entry in entries if entry["kind"] == "release"]
+    if any(entry["sample_rate"] != plan.sample_rate for entry in releases):
+        raise UserError(
+            "the ledger holds releases at another sampling rate than its plan's; this ledger proves nothing"
+        )
+    levels = released_levels(releases)
+    epsilon = epsilon_of(plan.sample_rate, levels, delta)
+    void, caveats = _caveats(entries, releases, plan, delta)
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "statement": _statement(epsilon, delta, len(releases)),
+        "epsilon": _rounded_up(epsilon),
+        "delta": delta,
+        "epsilon_rdp": _rounded_up(epsilon_of(plan.sample_rate, levels, delta, accountant="rdp")),
+        "accountant": "PLD (dp-accounting); RDP beside it",
+        "neighbouring_relation": NEIGHBOURS,
+        "sampling": {"kind": "poisson", "sample_rate": plan.sample_rate},
+        "clipping": {**plan.clipping.to_dict(), "sensitivity": plan.clipping.sensitivity},
+        "noise": {"kind": "gaussian", "levels": [{"noise_multiplier": s, "releases": k} for s, k in levels]},
+        "releases": len(releases),
+        "planned_releases": plan.steps,
+        "released": ["a noisy clipped gradient for every step, and with them every model along the way"],
+        "valid_for_release": not void,
+        "void_because": void,
+        "caveats": caveats,
+        "facts": facts,
+        "ledger": {"entries": len(entries), "head": entries[-1]["hash"]},
+    }
+    return {**content, "digest": _digest(content)}
+
+
+def verify(run_directory: str | os.PathLike[str]) -> dict[str, Any]:
+    """The certificate of a run directory, if it is exactly what its ledger proves; otherwise a `UserError` says what is not.
+
+    *Guarantee.* Returns only if the ledger's chain is whole, the certificate covers all of it, and every field of the
+    certificate, epsilon first, equals the one computed here anew.
+    """
+    directory = Path(run_directory)
+    path = directory / "certificate.json"
+    if not directory.is_dir():
+        raise UserError(f"there is no run directory at {directory}")
+    entries = read_ledger(directory / "ledger.jsonl")
+    if not path.exists():
+        raise UserError(
+            f"{directory} holds no certificate.json yet; finish the run with `tacit train --resume --out {directory}`"
+        )
+    try:
+        found = json.loads(path.read_text())
+        ledger, digest = found["ledger"], found.pop("digest")
+        covered = (int(ledger["entries"]), str(ledger["head"]))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise UserError(f"{path} is not a tacit certificate") from None
+    if covered[0] < len(entries) and covered[1] == entries[covered[0] - 1]["hash"]:
+        raise UserError(
+            f"the ledger goes on after {path.name} was written: the run was interrupted; "
+            f"finish it with `tacit train --resume --out {directory}`"
+        )
+    if covered != (len(entries), entries[-1]["hash"]):
+        raise UserError(f"{path.name} belongs to another ledger, or lines of the ledger are missing")
+    if digest != _digest(found):
+        raise UserError(f"{path} was changed after it was written: its digest does not fit")
+    expected = certificate_of(entries)
+    for key, value in expected.items():
+        if key == "digest":
+            continue
+        given = found.get(key)
+        same = _close(given, value) if key in ("epsilon", "epsilon_rdp") else given == value
+        if key == "statement" and _close(found.get("epsilon"), expected["epsilon"]):
+            continue
+        if not same:
+            raise UserError(f"the certificate says {key} = {given!r}, but its ledger gives {value!r}")
+    unknown = sorted(set(found) - set(expected))
+    if unknown:
+        raise UserError(f"the certificate holds {unknown[0]!r}, which its ledger does not support")
+    return {**found, "digest": digest}
+
+
+def _caveats(
+    entries: Sequence[Entry], releases: Sequence[Entry], plan: PrivacyPlan, delta: float
+) -> tuple[list[str], list[str]]:
+    """What voids the certificate for release, and what its reader must know."""
+    facts = entries[0]["facts"]
+    void, caveats = [], []
+    if facts.get("reproducible"):
+        void.append("the noise came from a known seed: whoever knows it can subtract the noise")
+    if any(entry["sampled_by"] != "tacit" for entry in releases):
+        void.append(
+            "some batches were chosen by the caller: epsilon holds only if by Poisson sampling at the stated rate"
+        )
+    void += [
+        f"{entry['what']} was shown or stored without noise from step {entry['step']} on"
+        for entry in entries
+        if entry["kind"] == "disclosure"
+    ]
+    if any(entry["noise_multiplier"] <= 0 for entry in releases):
+        void.append("a release was made without noise: no epsilon holds")
+    examples = facts.get("examples")
+    if examples and delta >= 1 / examples:
+        caveats.append(f"delta {delta:g} is not below 1/n = {1 / examples:.2g}, so it allows one example to be exposed")
+    caveats.append(
+        "the number of training examples, the classes, the shape of an example and the hyper-parameters are taken as public; "
+        "choosing them by looking at the training data is not accounted"
+    )
+    if facts.get("evaluated_on_held_out"):
+        caveats.append("accuracies are exact figures of held-out examples, which this guarantee does not protect")
+    resumed = sum(entry["kind"] == "resume" for entry in entries)
+    if resumed:
+        caveats.append(
+            f"the run was resumed {resumed} time(s); releases lost to an interruption are counted all the same"
+        )
+    if len(releases) < plan.steps:
+        caveats.append(
+            f"the run stopped after {len(releases)} of {plan.steps} planned releases; epsilon is that of those made"
+        )
+    caveats.append(
+        "noise and sums are floating-point numbers; attacks on their last bits and on timing are out of scope"
+    )
+    return void, caveats
+
+
+def _statement(epsilon: float, delta: float, releases: int) -> str:
+    if not math.isfinite(epsilon):
+        return "No differential privacy holds for this model: at least one release had no noise."
+    return (
+        f"All {releases} releases together, and whatever is computed from them, are ({_rounded_up(epsilon)}, {delta:g})-"
+        f"differentially private with respect to the training examples: {NEIGHBOURS}."
+    )
+
+
+def _rounded_up(epsilon: float) -> float | None:
+    """Rounded up, so as never to claim less; None stands for infinity, which JSON does not have."""
+    if not math.isfinite(epsilon):
+        return None
+    return math.ceil(epsilon * _UNITS) / _UNITS
+
+
+def _close(given: Any, expected: float | None) -> bool:
+    """Equal up to the last digit, in which two machines' arithmetic may differ."""
+    if given is None or expected is None:
+        return given is expected
+    return isinstance(given, int | float) and abs(given - expected) <= 2 / _UNITS * max(1.0, expected)
+
+
+def _digest(content: dict[str, Any]) -> str:
+    return hashlib.sha256(canonical(content)).hexdigest()

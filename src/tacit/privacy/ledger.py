@@ -1,0 +1,273 @@
+"""The write-ahead ledger: what is about to be released is on disk before it is released.
+
+One JSON object a line. Each holds the hash of the line before it and its own, so that no byte can change unnoticed, and the
+certificate names the last hash, so that no line can go missing. A line is written and flushed to the disk *before* the noise of
+its release is drawn: a crash can only leave a release in the ledger that was never made, never the other way round.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tacit.privacy.validation import UserError, check_delta
+
+if TYPE_CHECKING:
+    from tacit.privacy.plan import PrivacyPlan
+
+FORMAT = "tacit-ledger/1"
+_ORIGIN = "0" * 64
+_LONGEST_LINE = 1 << 20
+
+Entry = dict[str, Any]
+
+
+class Ledger:
+    """The releases of one run, append-only, in a file that one process at a time may write.
+
+    Make one with `Ledger.create`, continue one with `Ledger.resume`, read one with `read_ledger`.
+
+    *Guarantee.* When `record_release` returns, the release is on the disk. If it raises, nothing was released.
+
+    >>> from tacit.privacy import PrivacyPlan
+    >>> ledger = Ledger.in_memory(PrivacyPlan(sample_rate=0.1, steps=10), delta=1e-5)
+    >>> ledger.record_release(noise_multiplier=1.0, sample_rate=0.1)
+    >>> ledger.releases
+    1
+    """
+
+    def __init__(self, entries: list[Entry], descriptor: int | None, path: Path | None) -> None:
+        self._entries = entries
+        self._descriptor = descriptor
+        self._path = path
+        self.releases: int = sum(entry["kind"] == "release" for entry in entries)
+
+    @classmethod
+    def in_memory(cls, plan: PrivacyPlan, *, delta: float, **facts: Any) -> Ledger:
+        """A ledger without a file, for a model that never leaves this process's memory."""
+        ledger = cls([], None, None)
+        ledger._open(plan, delta, facts)
+        return ledger
+
+    @classmethod
+    def create(cls, path: str | os.PathLike[str], plan: PrivacyPlan, *, delta: float, **facts: Any) -> Ledger:
+        """A new ledger file. `facts` are public: `examples`, `reproducible`, `disclosures` and the like."""
+        path = Path(path)
+        check_delta(delta)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
+        except FileExistsError:
+            raise UserError(
+                f"{path} exists already; continue that run with --resume or choose another directory"
+            ) from None
+        ledger = cls([], descriptor, path)
+        ledger._lock()
+        ledger._open(plan, delta, facts)
+        _flush_directory(path.parent)
+        return ledger
+
+    @classmethod
+    def resume(cls, path: str | os.PathLike[str]) -> Ledger:
+        """Continue a ledger file after a crash or an interruption.
+
+        A last line without its end was being written when the process died, so its release was never made: it is cut off, and
+        the entry of the resumption says so.
+        """
+        path = Path(path)
+        try:
+            descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
+        except FileNotFoundError:
+            raise UserError(f"there is no ledger at {path}; nothing to resume") from None
+        ledger = cls([], descriptor, path)
+        ledger._lock()
+        content = path.read_bytes()
+        whole = content[: content.rfind(b"\n") + 1]
+        ledger._entries = _checked(whole, path)
+        ledger.releases = sum(entry["kind"] == "release" for entry in ledger._entries)
+        torn = len(content) - len(whole)
+        if torn:
+            os.ftruncate(descriptor, len(whole))
+        ledger._append({"kind": "resume", "time": _now(), "torn_bytes": torn})
+        return ledger
+
+    @property
+    def entries(self) -> tuple[Entry, ...]:
+        """Everything recorded so far."""
+        return tuple(self._entries)
+
+    @property
+    def head(self) -> str:
+        """The hash of the last entry: whoever knows it can tell whether anything before it changed."""
+        return str(self._entries[-1]["hash"])
+
+    @property
+    def launches(self) -> int:
+        """How often the run was resumed; 0 for a run that was not."""
+        return sum(entry["kind"] == "resume" for entry in self._entries)
+
+    def record_release(self, *, noise_multiplier: float, sample_rate: float, sampled_by: str = "tacit") -> None:
+        """Record one release of a Poisson-sampled Gaussian mechanism, on the disk, before it is made."""
+        self._append(
+            {
+                "kind": "release",
+                "step": self.releases,
+                "noise_multiplier": float(noise_multiplier),
+                "sample_rate": float(sample_rate),
+                "sampled_by": sampled_by,
+            }
+        )
+        self.releases += 1
+
+    def record_disclosure(self, what: str) -> None:
+        """Record that something computed from the training data without noise is shown or stored from here on."""
+        if not any(entry["kind"] == "disclosure" and entry["what"] == what for entry in self._entries):
+            self._append({"kind": "disclosure", "what": what, "step": self.releases})
+
+    def close(self) -> None:
+        """Give the file up for others. The ledger can be resumed later."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _open(self, plan: PrivacyPlan, delta: float, facts: dict[str, Any]) -> None:
+        entry = {
+            "kind": "open",
+            "format": FORMAT,
+            "time": _now(),
+            "plan": plan.to_dict(),
+            "delta": check_delta(delta),
+        }
+        self._append({**entry, "facts": facts})
+
+    def _append(self, entry: Entry) -> None:
+        if self._path is not None and self._descriptor is None:
+            raise UserError(f"the ledger {self._path} was closed; resume the run to continue it")
+        previous = self._entries[-1]["hash"] if self._entries else _ORIGIN
+        entry = _sealed({**entry, "entry": len(self._entries), "previous": previous})
+        if self._descriptor is not None:
+            self._write(_line(entry))
+        self._entries.append(entry)
+
+    def _write(self, line: bytes) -> None:
+        assert self._descriptor is not None
+        end = os.fstat(self._descriptor).st_size
+        try:
+            if os.write(self._descriptor, line) != len(line):
+                raise OSError("the disk took only a part of the line")
+            _flush(self._descriptor)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._descriptor, end)
+            raise UserError(
+                f"the ledger {self._path} cannot be written ({error.strerror or error}), so nothing was released; "
+                "make room on the disk and continue with --resume"
+            ) from None
+
+    def _lock(self) -> None:
+        assert self._descriptor is not None
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.close()
+            raise UserError(
+                f"another process is training in {self._path and self._path.parent}; wait for it or stop it"
+            ) from None
+
+
+def read_ledger(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
+    """Every entry of a ledger file, after checking the whole chain.
+
+    *Guarantee.* Returns only if every byte is as `Ledger` wrote it: each line in its one canonical form, numbered without a gap,
+    hashed, and holding the hash of the line before. (Whether the last lines are missing only the certificate can tell.)
+    """
+    path = Path(path)
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UserError(f"the ledger {path} cannot be read: {error.strerror}") from None
+    if not content.endswith(b"\n"):
+        raise UserError(
+            f"the last line of {path} is not whole: the run was interrupted there; continue it with --resume"
+        )
+    return tuple(_checked(content, path))
+
+
+def _checked(content: bytes, path: Path) -> list[Entry]:
+    entries: list[Entry] = []
+    previous = _ORIGIN
+    for number, line in enumerate(content.splitlines(keepends=True), start=1):
+        try:
+            if len(line) > _LONGEST_LINE:
+                raise ValueError
+            entry = json.loads(line)
+            sealed = {key: value for key, value in entry.items() if key != "hash"}
+            genuine = (
+                _line(entry) == line
+                and entry == _sealed(sealed)
+                and entry["entry"] == number - 1
+                and entry["previous"] == previous
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            genuine = False
+        if not genuine:
+            raise UserError(f"line {number} of {path} was changed after it was written; this ledger proves nothing")
+        entries.append(entry)
+        previous = entry["hash"]
+    if not entries or entries[0].get("kind") != "open" or entries[0].get("format") != FORMAT:
+        raise UserError(f"{path} is not a tacit ledger: it does not begin with a plan")
+    return entries
+
+
+def canonical(value: Any) -> bytes:
+    """The one way in which tacit writes a JSON value that is hashed.
+
+    >>> canonical({"b": 1, "a": [0.5, None]})
+    b'{"a":[0.5,null],"b":1}'
+    """
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False).encode()
+
+
+def _sealed(entry: Entry) -> Entry:
+    return {**entry, "hash": hashlib.sha256(canonical(entry)).hexdigest()}
+
+
+def _line(entry: Entry) -> bytes:
+    return canonical(entry) + b"\n"
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def _flush(descriptor: int) -> None:
+    """To the disk itself: macOS needs more than fsync for that."""
+    full = getattr(fcntl, "F_FULLFSYNC", None)
+    if full is not None:
+        fcntl.fcntl(descriptor, full)
+    else:
+        os.fsync(descriptor)
+
+
+def _flush_directory(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def released_levels(entries: Iterable[Entry]) -> list[tuple[float, int]]:
+    """How many releases were made with each noise multiplier, the smallest first.
+
+    >>> released_levels([{"kind": "release", "noise_multiplier": 2.0}] * 3)
+    [(2.0, 3)]
+    """
+    return sorted(Counter(float(entry["noise_multiplier"]) for entry in entries if entry["kind"] == "release").items())

@@ -1,0 +1,199 @@
+"""The privacy plan: one frozen object from which everything that runs, and everything that is claimed, is made."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from tacit.privacy import accounting
+from tacit.privacy.clipping import Clipping, Flat, clipping_from_dict
+from tacit.privacy.schedules import Constant, NoiseSchedule, levels, schedule_from_dict
+from tacit.privacy.validation import UserError, check_count, check_positive, check_probability
+
+if TYPE_CHECKING:
+    from tacit.privacy.ledger import Ledger
+    from tacit.privacy.mechanism import GaussianMechanism
+    from tacit.privacy.randomness import Randomness
+    from tacit.privacy.sampling import PoissonSampler
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyPlan:
+    """Sampling rate, number of steps, clipping and noise of a whole training run.
+
+    *Guarantee.* The sampler, the mechanism and the accounting event all come from the same values, so what runs and what is
+    claimed cannot differ. `sample_rate`, `steps` and `expected_batch_size` are public constants, fixed before training.
+
+    >>> plan = PrivacyPlan(sample_rate=1024 / 50000, steps=1440, noise=Constant(1.54), clipping=Flat(0.1))
+    >>> round(plan.epsilon(delta=1e-5), 3)
+    2.365
+    """
+
+    sample_rate: float
+    steps: int
+    clipping: Clipping = dataclasses.field(default_factory=lambda: Flat(1.0))
+    noise: NoiseSchedule = dataclasses.field(default_factory=lambda: Constant(1.0))
+    expected_batch_size: float | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sample_rate", check_probability("sample_rate", self.sample_rate))
+        object.__setattr__(self, "steps", check_count("steps", self.steps))
+        if self.expected_batch_size is not None:
+            size = check_positive("expected_batch_size", self.expected_batch_size)
+            object.__setattr__(self, "expected_batch_size", size)
+        if not isinstance(self.clipping, Clipping):
+            raise UserError(f"clipping must be Flat(...) or Grouped(...), not {self.clipping!r}")
+        if not isinstance(self.noise, NoiseSchedule):
+            raise UserError(f"noise must be a schedule such as Constant(1.0), not {self.noise!r}")
+
+    @classmethod
+    def for_examples(
+        cls,
+        examples: int,
+        *,
+        batch_size: float,
+        epochs: float,
+        clipping: Clipping | None = None,
+        noise: NoiseSchedule | None = None,
+    ) -> PrivacyPlan:
+        """A plan in the usual words: how many examples there are, the expected batch size, and passes over the data.
+
+        The number of examples becomes a public constant: it is part of the plan, which is shown to others.
+
+        >>> plan = PrivacyPlan.for_examples(60000, batch_size=600, epochs=20)
+        >>> plan.sample_rate, plan.steps
+        (0.01, 2000)
+        """
+        check_count("examples", examples)
+        check_positive("batch_size", batch_size)
+        check_positive("epochs", epochs)
+        if batch_size > examples:
+            raise UserError(
+                f"batch_size {batch_size:g} is larger than the {examples} training examples; choose at most {examples}"
+            )
+        rate = batch_size / examples
+        return cls(
+            sample_rate=rate,
+            steps=max(1, round(epochs / rate)),
+            expected_batch_size=batch_size,
+            clipping=clipping or Flat(1.0),
+            noise=noise or Constant(1.0),
+        )
+
+    def noise_multiplier(self, step: int) -> float:
+        """sigma_t of step t = 0 .. steps-1; a step outside the plan does not exist.
+
+        >>> PrivacyPlan(sample_rate=0.1, steps=10, noise=Constant(2.0)).noise_multiplier(9)
+        2.0
+        """
+        if not 0 <= step < self.steps:
+            raise UserError(f"the plan has {self.steps} steps, so there is no step {step}; the budget is spent")
+        return float(self.noise.multiplier(step, self.steps))
+
+    def levels(self, steps: int | None = None) -> tuple[tuple[float, int], ...]:
+        """The distinct noise multipliers of the first `steps` steps (all of them by default), with their counts.
+
+        >>> PrivacyPlan(sample_rate=0.1, steps=10, noise=Constant(2.0)).levels(4)
+        ((2.0, 4),)
+        """
+        if steps is None:
+            return levels(self.noise, self.steps)
+        counts: dict[float, int] = {}
+        for step in range(steps):
+            sigma = self.noise_multiplier(step)
+            counts[sigma] = counts.get(sigma, 0) + 1
+        return tuple(sorted(counts.items()))
+
+    def event(self) -> Any:
+        """The whole plan as an event of dp-accounting.
+
+        >>> type(PrivacyPlan(sample_rate=0.1, steps=10).event()).__name__
+        'ComposedDpEvent'
+        """
+        return accounting.composed_event(self.sample_rate, self.levels())
+
+    def epsilon(self, delta: float, *, accountant: str = "pld") -> float:
+        """The epsilon of the whole plan at this delta, for adding or removing one example.
+
+        >>> plan = PrivacyPlan(sample_rate=600 / 60000, steps=2000, noise=Constant(1.38))
+        >>> round(plan.epsilon(1e-5, accountant="rdp"), 3)
+        1.641
+        """
+        return accounting.epsilon_of(self.sample_rate, self.levels(), delta, accountant=accountant)
+
+    def calibrated(self, *, epsilon: float, delta: float) -> PrivacyPlan:
+        """The same plan with its noise scaled so that epsilon is reached: never exceeded, and missed by less than 0.5%.
+
+        >>> plan = PrivacyPlan(sample_rate=0.02, steps=500).calibrated(epsilon=3.0, delta=1e-5)
+        >>> 0.995 * 3.0 < plan.epsilon(delta=1e-5) <= 3.0
+        True
+        """
+        factor = accounting.calibrated_scale(
+            self.sample_rate,
+            lambda scale: levels(self.noise.scaled(scale), self.steps),
+            epsilon=epsilon,
+            delta=delta,
+        )
+        return dataclasses.replace(self, noise=self.noise.scaled(factor))
+
+    def sampler(self, examples: int, randomness: Randomness) -> PoissonSampler:
+        """The sampler of this plan over so many examples.
+
+        >>> from tacit.privacy import Randomness
+        >>> PrivacyPlan(sample_rate=0.5, steps=10).sampler(100, Randomness.from_seed(0)).sample_rate
+        0.5
+        """
+        from tacit.privacy.sampling import PoissonSampler
+
+        return PoissonSampler(examples, self.sample_rate, randomness)
+
+    def mechanism(self, randomness: Randomness, ledger: Ledger) -> GaussianMechanism:
+        """The mechanism of this plan, which writes to the ledger before each release.
+
+        >>> from tacit.privacy import Ledger, Randomness
+        >>> plan = PrivacyPlan(sample_rate=0.5, steps=10, expected_batch_size=50)
+        >>> plan.mechanism(Randomness.from_seed(0), Ledger.in_memory(plan, delta=1e-5)).next_step
+        0
+        """
+        from tacit.privacy.mechanism import GaussianMechanism
+
+        return GaussianMechanism(self, randomness, ledger)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in one expected pass over the data: 1/q, to the nearest whole number.
+
+        >>> PrivacyPlan(sample_rate=0.01, steps=2000).steps_per_epoch
+        100
+        """
+        return max(1, math.floor(1 / self.sample_rate + 0.5))
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain description, from which `from_dict` makes the same plan.
+
+        >>> plan = PrivacyPlan(sample_rate=0.1, steps=10)
+        >>> PrivacyPlan.from_dict(plan.to_dict()) == plan
+        True
+        """
+        return {
+            "sample_rate": self.sample_rate,
+            "steps": self.steps,
+            "expected_batch_size": self.expected_batch_size,
+            "clipping": self.clipping.to_dict(),
+            "noise": self.noise.to_dict(),
+        }
+
+    @classmethod
+    def from_dict(cls, description: dict[str, Any]) -> PrivacyPlan:
+        """The plan that `to_dict` described."""
+        fields = dict(description)
+        try:
+            clipping, noise = (
+                clipping_from_dict(fields.pop("clipping")),
+                schedule_from_dict(fields.pop("noise")),
+            )
+            return cls(clipping=clipping, noise=noise, **fields)
+        except (KeyError, TypeError) as error:
+            raise UserError(f"the privacy plan cannot be read: {error}") from None

@@ -1,0 +1,130 @@
+"""Noise schedules: the noise multiplier of every step, fixed before training starts.
+
+A schedule is a shape with a scale, sigma_t = scale * shape(t). It is a public function of the step alone, so the event is the
+composition of its distinct levels, and calibration has one number to find: the factor by which to scale it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, Protocol, runtime_checkable
+
+from tacit.privacy.validation import UserError, check_choice, check_count, check_not_negative
+
+
+@runtime_checkable
+class NoiseSchedule(Protocol):
+    """The noise multiplier of each step, as a function of the step and the number of steps alone.
+
+    *Guarantee.* `multiplier` is deterministic and looks at nothing but its arguments; `scaled(f)` multiplies every level by f.
+
+    >>> isinstance(Constant(1.0), NoiseSchedule)
+    True
+    """
+
+    def multiplier(self, step: int, steps: int) -> float:
+        """sigma_t of step t = 0 .. steps-1."""
+
+    def scaled(self, factor: float) -> NoiseSchedule:
+        """The same shape, every level multiplied by `factor`."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """A plain description, from which `schedule_from_dict` makes the same schedule."""
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The same noise multiplier at every step.
+
+    >>> Constant(1.3).multiplier(7, steps=100)
+    1.3
+    """
+
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "noise_multiplier", check_not_negative("noise_multiplier", self.noise_multiplier))
+
+    def multiplier(self, step: int, steps: int) -> float:
+        return self.noise_multiplier
+
+    def scaled(self, factor: float) -> Constant:
+        return Constant(self.noise_multiplier * factor)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "constant", "noise_multiplier": self.noise_multiplier}
+
+
+@dataclass(frozen=True)
+class Linear:
+    """From one noise multiplier at the first step to another at the last, in a straight line.
+
+    >>> [Linear(5.0, 1.0).multiplier(step, steps=5) for step in range(5)]
+    [5.0, 4.0, 3.0, 2.0, 1.0]
+    """
+
+    first: float
+    last: float
+
+    def __post_init__(self) -> None:
+        for name in ("first", "last"):
+            object.__setattr__(self, name, check_not_negative(f"{name} noise multiplier", getattr(self, name)))
+
+    def multiplier(self, step: int, steps: int) -> float:
+        return self.first + (self.last - self.first) * step / max(steps - 1, 1)
+
+    def scaled(self, factor: float) -> Linear:
+        return Linear(self.first * factor, self.last * factor)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "linear", "first": self.first, "last": self.last}
+
+
+_KINDS = {"constant": Constant, "linear": Linear}
+
+
+def levels(schedule: NoiseSchedule, steps: int) -> tuple[tuple[float, int], ...]:
+    """The distinct noise multipliers of a schedule and how many steps use each, the smallest first.
+
+    >>> levels(Linear(2.0, 1.0), steps=3)
+    ((1.0, 1), (1.5, 1), (2.0, 1))
+    """
+    check_count("steps", steps)
+    counts = Counter(float(schedule.multiplier(step, steps)) for step in range(steps))
+    return tuple(sorted(counts.items()))
+
+
+def schedule_from_dict(description: dict[str, Any]) -> NoiseSchedule:
+    """The schedule that `to_dict` described.
+
+    >>> schedule_from_dict({"kind": "constant", "noise_multiplier": 1.3})
+    Constant(noise_multiplier=1.3)
+    """
+    fields = dict(description)
+    kind = check_choice("noise schedule", str(fields.pop("kind", None)), _KINDS)
+    try:
+        schedule: NoiseSchedule = _KINDS[kind](**fields)
+    except TypeError as error:
+        raise UserError(f"the noise schedule {description!r} cannot be read: {error}") from None
+    return schedule
+
+
+def schedule_from_text(text: str) -> NoiseSchedule:
+    """The schedule of a command line: `constant:SIGMA` or `linear:FROM:TO`.
+
+    >>> schedule_from_text("linear:5:1")
+    Linear(first=5.0, last=1.0)
+    """
+    kind, *numbers = text.split(":")
+    check_choice("noise schedule", kind, _KINDS)
+    wanted = 1 if kind == "constant" else 2
+    try:
+        values = [float(number) for number in numbers]
+    except ValueError:
+        values = []
+    if len(values) != wanted:
+        form = "constant:SIGMA" if kind == "constant" else f"{kind}:FROM:TO"
+        raise UserError(f"a {kind} noise schedule is written {form}, not {text!r}")
+    schedule: NoiseSchedule = _KINDS[kind](*values)
+    return schedule
