@@ -8,10 +8,20 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any
 
-from tacit.privacy.validation import UserError, check_choice, check_delta, check_positive, check_probability
+from tacit.privacy.validation import (
+    UserError,
+    check_choice,
+    check_count,
+    check_delta,
+    check_not_negative,
+    check_positive,
+    check_probability,
+)
 
 Levels = Sequence[tuple[float, int]]
 
@@ -22,6 +32,11 @@ MOST_LEVELS = 32
 _GRID = 1e-4  # the PLD's grid at an epsilon of about 2; finer below, coarser above
 _TOLERANCE = 4e-3  # calibration ends within this fraction below the target
 _SMALLEST_MULTIPLIER, _LARGEST_MULTIPLIER = 0.05, 1e6
+# Below these a PLD is not to be trusted (its convolutions are right to about 1e-15) or takes for ever; RDP answers alone.
+_SMALLEST_PLD_DELTA, _SMALLEST_PLD_MULTIPLIER = 1e-10, 0.02
+_NO_NOISE = 1e-6  # less noise than this is none: its moments leave the range of a float
+# RDP of one release is a logarithm near 0 and may be wrong by this much, even negative; dp-accounting reads that as epsilon 0.
+_RDP_ERROR = 1e-12
 # Whole orders are quick; they set the scale of the PLD's grid.
 _ROUGH_ORDERS = (*range(2, 33), 48, 64, 128, 256, 512)
 
@@ -54,7 +69,7 @@ def epsilon_of(
     """The epsilon, at this delta, of all the releases together.
 
     *Guarantee.* An upper bound for neighbours that differ by adding or removing one example; `coarse` is quicker and can only be
-    higher. A level of 0 gives infinity. More than 32 levels are rounded down to 32 first, which can only raise epsilon.
+    higher. A level of (almost) 0 gives infinity. More than 32 levels are rounded down to 32 first, which can only raise epsilon.
 
     >>> round(epsilon_of(1024 / 50000, [(1.54, 1440)], 1e-5), 3)
     2.365
@@ -64,17 +79,29 @@ def epsilon_of(
     check_choice("accountant", accountant, ACCOUNTANTS)
     check_delta(delta)
     check_probability("sample_rate", sample_rate)
-    used = [(float(sigma), int(count)) for sigma, count in levels if count > 0]
-    if not used:
+    used = (
+        (min(check_not_negative("noise_multiplier", sigma), _LARGEST_MULTIPLIER), count)
+        for sigma, count in levels
+        if check_count("number of releases", count, at_least=0)
+    )
+    return _epsilon_of(float(sample_rate), tuple(rounded_down(tuple(used))), float(delta), accountant, coarse)
+
+
+@lru_cache(maxsize=256)
+def _epsilon_of(
+    sample_rate: float, levels: tuple[tuple[float, int], ...], delta: float, accountant: str, coarse: bool
+) -> float:
+    if not levels:
         return 0.0
-    if min(sigma for sigma, _ in used) <= 0:
+    smallest = levels[0][0]
+    if smallest < _NO_NOISE:
         return math.inf
-    event = composed_event(sample_rate, rounded_down(used))
-    if accountant == "rdp":
+    event = composed_event(sample_rate, levels)
+    if accountant == "rdp" or delta < _SMALLEST_PLD_DELTA or smallest < _SMALLEST_PLD_MULTIPLIER:
         return _by_rdp(event, delta)
     rough = _by_rdp(event, delta, orders=_ROUGH_ORDERS)
     # Both bounds hold, so the smaller one does; RDP is the smaller one only at extremes, where the grid tells.
-    return min(rough, _by_pld(event, delta, _interval(rough, min(used)[0]) * (10 if coarse else 1)))
+    return min(rough, _by_pld(event, delta, _interval(rough, smallest) * (10 if coarse else 1)))
 
 
 def rounded_down(levels: Levels, most: int = MOST_LEVELS) -> list[tuple[float, int]]:
@@ -83,7 +110,10 @@ def rounded_down(levels: Levels, most: int = MOST_LEVELS) -> list[tuple[float, i
     >>> rounded_down([(1.0, 1), (1.1, 2), (4.0, 3)], most=2)
     [(1.0, 3), (4.0, 3)]
     """
-    ordered = sorted(levels)
+    merged: Counter[float] = Counter()
+    for sigma, count in levels:
+        merged[sigma] += count
+    ordered = sorted(merged.items())
     if len(ordered) <= most:
         return ordered
     low, high = math.log(ordered[0][0]), math.log(ordered[-1][0])
@@ -107,6 +137,7 @@ def calibrated_scale(sample_rate: float, shape: Callable[[float], Levels], *, ep
     True
     """
     target, delta = check_positive("epsilon", epsilon), check_delta(delta)
+    check_probability("sample_rate", sample_rate)
     smallest = min(sigma for sigma, _ in shape(1.0))
     if smallest <= 0:
         raise UserError("a schedule with a step of no noise cannot reach any epsilon; make every step's noise above 0")
@@ -173,7 +204,9 @@ def _by_rdp(event: Any, delta: float, orders: Sequence[float] | None = None) -> 
     level = absl.level
     absl.setLevel(logging.ERROR)
     try:
-        return float(rdp.RdpAccountant(orders).compose(event).get_epsilon(delta))
+        accountant = rdp.RdpAccountant(orders).compose(event)
+        error = _RDP_ERROR * sum(level.count for level in event.events)
+        return float(rdp.compute_epsilon(accountant.orders, accountant.rdp + error, delta)[0])
     except OverflowError:  # so little noise that the moments leave the range of a float
         return math.inf
     finally:

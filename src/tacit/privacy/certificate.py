@@ -48,7 +48,7 @@ def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
     void, caveats = _caveats(entries, releases, plan, delta)
     content: dict[str, Any] = {
         "format": FORMAT,
-        "statement": _statement(epsilon, delta, len(releases)),
+        "statement": _statement(_rounded_up(epsilon), delta, len(releases)),
         "epsilon": _rounded_up(epsilon),
         "delta": delta,
         "epsilon_rdp": _rounded_up(epsilon_of(plan.sample_rate, levels, delta, accountant="rdp")),
@@ -85,28 +85,34 @@ def verify(run_directory: str | os.PathLike[str]) -> dict[str, Any]:
             f"{directory} holds no certificate.json yet; finish the run with `tacit train --resume --out {directory}`"
         )
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_duplicates)
         ledger, digest = found["ledger"], found.pop("digest")
         covered = (int(ledger["entries"]), str(ledger["head"]))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        computed = _digest(found)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
         raise UserError(f"{path} is not a tacit certificate") from None
-    if covered[0] < len(entries) and covered[1] == entries[covered[0] - 1]["hash"]:
+    if 0 < covered[0] < len(entries) and covered[1] == entries[covered[0] - 1]["hash"]:
         raise UserError(
             f"the ledger goes on after {path.name} was written: the run was interrupted; "
             f"finish it with `tacit train --resume --out {directory}`"
         )
     if covered != (len(entries), entries[-1]["hash"]):
         raise UserError(f"{path.name} belongs to another ledger, or lines of the ledger are missing")
-    if digest != _digest(found):
+    if digest != computed:
         raise UserError(f"{path} was changed after it was written: its digest does not fit")
-    expected = certificate_of(entries)
+    try:
+        expected = certificate_of(entries)
+    except UserError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        raise UserError(f"the ledger of {directory} is not one that tacit wrote; it proves nothing") from None
+    del expected["digest"]
+    if _close(found.get("epsilon"), expected["epsilon"]):
+        # The sentence names the epsilon of the certificate, in whose last digit two machines may differ.
+        expected["statement"] = _statement(found["epsilon"], expected["delta"], expected["releases"])
     for key, value in expected.items():
-        if key == "digest":
-            continue
         given = found.get(key)
-        same = _close(given, value) if key in ("epsilon", "epsilon_rdp") else given == value
-        if key == "statement" and _close(found.get("epsilon"), expected["epsilon"]):
-            continue
+        same = _close(given, value) if key in ("epsilon", "epsilon_rdp") else canonical(given) == canonical(value)
         if not same:
             raise UserError(f"the certificate says {key} = {given!r}, but its ledger gives {value!r}")
     unknown = sorted(set(found) - set(expected))
@@ -121,7 +127,7 @@ def _caveats(
     """What voids the certificate for release, and what its reader must know."""
     facts = entries[0]["facts"]
     void, caveats = [], []
-    if facts.get("reproducible"):
+    if facts.get("reproducible") or any(entry.get("reproducible") for entry in releases):
         void.append("the noise came from a known seed: whoever knows it can subtract the noise")
     if any(entry["sampled_by"] != "tacit" for entry in releases):
         void.append(
@@ -158,11 +164,11 @@ def _caveats(
     return void, caveats
 
 
-def _statement(epsilon: float, delta: float, releases: int) -> str:
-    if not math.isfinite(epsilon):
+def _statement(epsilon: float | None, delta: float, releases: int) -> str:
+    if epsilon is None:
         return "No differential privacy holds for this model: at least one release had no noise."
     return (
-        f"All {releases} releases together, and whatever is computed from them, are ({_rounded_up(epsilon)}, {delta:g})-"
+        f"All {releases} releases together, and whatever is computed from them, are ({epsilon}, {delta:g})-"
         f"differentially private with respect to the training examples: {NEIGHBOURS}."
     )
 
@@ -178,7 +184,14 @@ def _close(given: Any, expected: float | None) -> bool:
     """Equal up to the last digit, in which two machines' arithmetic may differ."""
     if given is None or expected is None:
         return given is expected
-    return isinstance(given, int | float) and abs(given - expected) <= 2 / _UNITS * max(1.0, expected)
+    return type(given) is float and given >= 0 and abs(given - expected) <= 2 / _UNITS * max(1.0, expected)
+
+
+def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object in which no key stands twice: whoever reads the first must not see another value than we do."""
+    if len(dict(pairs)) != len(pairs):
+        raise ValueError
+    return dict(pairs)
 
 
 def _digest(content: dict[str, Any]) -> str:

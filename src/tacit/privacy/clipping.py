@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_SMALLEST_RATIO = 1e-300  # so that 1 / ratio is a float
+
+
 @runtime_checkable
 class Clipping(Protocol):
     """What the engine, the mechanism and the accountant need to know of a clipping.
@@ -58,12 +61,13 @@ def effective_multiplier(clipping_norms: Iterable[float], noise_stds: Iterable[f
     >>> round(effective_multiplier([1.0] * 40, [2.8] * 40), 4)
     0.4427
     """
-    total = 0.0
+    ratios = []
     for norm, std in zip(clipping_norms, noise_stds, strict=True):
         if std <= 0:
             return 0.0
-        total += (norm / std) ** 2
-    return 1 / math.sqrt(total)
+        ratios.append(norm / std)
+    # hypot, because squares of small norms would leave the range of a float.
+    return 1 / max(math.hypot(*ratios), _SMALLEST_RATIO)
 
 
 def clip_factors(norms: Tensor, clipping: Clipping) -> Tensor:
@@ -152,6 +156,8 @@ class Grouped:
             if len(values) != len(self.groups):
                 raise UserError(f"{name} must hold one number a group: {len(self.groups)}, not {len(values)}")
             object.__setattr__(self, name, values)
+        if effective_multiplier(self.clipping_norms, self.noise_shape or (1.0,) * len(self.groups)) <= 0:
+            raise UserError("clipping_norms and noise_shape are too far apart for floating-point numbers")
 
     @classmethod
     def by_name(cls, names: Iterable[str], *, clipping_norm: float) -> Grouped:
@@ -170,7 +176,7 @@ class Grouped:
 
     @property
     def sensitivity(self) -> float:
-        return math.sqrt(sum(norm**2 for norm in self.clipping_norms))
+        return math.hypot(*self.clipping_norms)
 
     def noise_stds(self, noise_multiplier: float) -> tuple[float, ...]:
         shape = self.noise_shape or (1.0,) * len(self.groups)

@@ -7,7 +7,6 @@ its release is drawn: a crash can only leave a release in the ledger that was ne
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import json
@@ -63,15 +62,21 @@ class Ledger:
         path = Path(path)
         check_delta(delta)
         try:
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o644)
-        except FileExistsError:
-            raise UserError(
-                f"{path} exists already; continue that run with --resume or choose another directory"
-            ) from None
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise UserError(f"the ledger {path} cannot be made: {error.strerror}") from None
         ledger = cls([], descriptor, path)
         ledger._lock()
-        ledger._open(plan, delta, facts)
-        _flush_directory(path.parent)
+        # A file without a whole line is one whose opening was cut short by a crash: nothing was released yet.
+        try:
+            if b"\n" in path.read_bytes():
+                raise UserError(f"{path} exists already; continue that run with --resume or choose another directory")
+            os.ftruncate(descriptor, 0)
+            ledger._open(plan, delta, facts)
+            _flush_directory(path.parent)
+        except BaseException:
+            ledger.close()
+            raise
         return ledger
 
     @classmethod
@@ -79,29 +84,45 @@ class Ledger:
         """Continue a ledger file after a crash or an interruption.
 
         A last line without its end was being written when the process died, so its release was never made: it is cut off, and
-        the entry of the resumption says so.
+        the entry of the resumption says so. If only the line's end is missing, the release is counted all the same.
         """
         path = Path(path)
         try:
             descriptor = os.open(path, os.O_RDWR | os.O_APPEND)
         except FileNotFoundError:
             raise UserError(f"there is no ledger at {path}; nothing to resume") from None
+        except OSError as error:
+            raise UserError(f"the ledger {path} cannot be resumed: {error.strerror}") from None
         ledger = cls([], descriptor, path)
         ledger._lock()
-        content = path.read_bytes()
-        whole = content[: content.rfind(b"\n") + 1]
-        ledger._entries = _checked(whole, path)
-        ledger.releases = sum(entry["kind"] == "release" for entry in ledger._entries)
-        torn = len(content) - len(whole)
-        if torn:
-            os.ftruncate(descriptor, len(whole))
-        ledger._append({"kind": "resume", "time": _now(), "torn_bytes": torn})
+        try:
+            content = path.read_bytes()
+            whole = content[: content.rfind(b"\n") + 1]
+            ledger._entries = _checked(whole, path)
+            torn = len(content) - len(whole)
+            if torn and _is_next_line(content[len(whole) :], ledger._entries):
+                os.write(descriptor, b"\n")
+                ledger._entries = _checked(content + b"\n", path)
+            elif torn:
+                os.ftruncate(descriptor, len(whole))
+            ledger.releases = sum(entry["kind"] == "release" for entry in ledger._entries)
+            ledger._append({"kind": "resume", "time": _now(), "torn_bytes": torn})
+        except BaseException:
+            ledger.close()
+            raise
         return ledger
 
     @property
     def entries(self) -> tuple[Entry, ...]:
         """Everything recorded so far."""
         return tuple(self._entries)
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """The plan the ledger was opened with."""
+        from tacit.privacy.plan import PrivacyPlan
+
+        return PrivacyPlan.from_dict(self._entries[0]["plan"])
 
     @property
     def head(self) -> str:
@@ -113,8 +134,13 @@ class Ledger:
         """How often the run was resumed; 0 for a run that was not."""
         return sum(entry["kind"] == "resume" for entry in self._entries)
 
-    def record_release(self, *, noise_multiplier: float, sample_rate: float, sampled_by: str = "tacit") -> None:
-        """Record one release of a Poisson-sampled Gaussian mechanism, on the disk, before it is made."""
+    def record_release(
+        self, *, noise_multiplier: float, sample_rate: float, sampled_by: str = "caller", reproducible: bool = False
+    ) -> None:
+        """Record one release of a Poisson-sampled Gaussian mechanism, on the disk, before it is made.
+
+        `reproducible` says that its noise comes from a known seed.
+        """
         self._append(
             {
                 "kind": "release",
@@ -122,6 +148,7 @@ class Ledger:
                 "noise_multiplier": float(noise_multiplier),
                 "sample_rate": float(sample_rate),
                 "sampled_by": sampled_by,
+                "reproducible": reproducible,
             }
         )
         self.releases += 1
@@ -163,9 +190,15 @@ class Ledger:
             if os.write(self._descriptor, line) != len(line):
                 raise OSError("the disk took only a part of the line")
             _flush(self._descriptor)
-        except OSError as error:
-            with contextlib.suppress(OSError):
+        except (
+            BaseException
+        ) as error:  # Ctrl-C too: nothing was released, and the next line must follow the last whole one
+            try:
                 os.ftruncate(self._descriptor, end)
+            except OSError:
+                self.close()
+            if not isinstance(error, OSError):
+                raise
             raise UserError(
                 f"the ledger {self._path} cannot be written ({error.strerror or error}), so nothing was released; "
                 "make room on the disk and continue with --resume"
@@ -214,6 +247,7 @@ def _checked(content: bytes, path: Path) -> list[Entry]:
                 and entry == _sealed(sealed)
                 and entry["entry"] == number - 1
                 and entry["previous"] == previous
+                and _well_formed(entry, entries)
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             genuine = False
@@ -224,6 +258,31 @@ def _checked(content: bytes, path: Path) -> list[Entry]:
     if not entries or entries[0].get("kind") != "open" or entries[0].get("format") != FORMAT:
         raise UserError(f"{path} is not a tacit ledger: it does not begin with a plan")
     return entries
+
+
+def _well_formed(entry: Entry, before: list[Entry]) -> bool:
+    """Whether an entry is one that `Ledger` writes: a line not understood may be a release, so it is never passed over."""
+    if not before:
+        return entry["kind"] == "open" and type(entry["plan"]) is type(entry["facts"]) is dict
+    if entry["kind"] == "release":
+        return (
+            type(entry["noise_multiplier"]) is type(entry["sample_rate"]) is float
+            and type(entry["sampled_by"]) is str
+            and type(entry["reproducible"]) is bool
+        )
+    if entry["kind"] == "disclosure":
+        return type(entry["what"]) is str and type(entry["step"]) is int
+    return bool(entry["kind"] == "resume")
+
+
+def _is_next_line(tail: bytes, entries: list[Entry]) -> bool:
+    """Whether a last line lacks nothing but its end."""
+    try:
+        entry = json.loads(tail)
+        sealed = {key: value for key, value in entry.items() if key != "hash"}
+        return bool(canonical(entry) == tail and entry == _sealed(sealed) and entry["previous"] == entries[-1]["hash"])
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return False
 
 
 def canonical(value: Any) -> bytes:
@@ -270,4 +329,5 @@ def released_levels(entries: Iterable[Entry]) -> list[tuple[float, int]]:
     >>> released_levels([{"kind": "release", "noise_multiplier": 2.0}] * 3)
     [(2.0, 3)]
     """
-    return sorted(Counter(float(entry["noise_multiplier"]) for entry in entries if entry["kind"] == "release").items())
+    sigmas = (float(entry["noise_multiplier"]) for entry in entries if entry["kind"] == "release")
+    return sorted(Counter(sigmas).items())

@@ -6,7 +6,7 @@ ClippedSum  --(ledger written and flushed, then noise)-->  PrivateGradient
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING
 
 import torch
@@ -73,10 +73,10 @@ class PrivateGradient:
     step: int
     noise_multiplier: float
     noise_stds: Mapping[str, float]
-    _seal: object = field(default=None, repr=False, compare=False)
+    _seal: InitVar[object] = None  # not kept, so that dataclasses.replace cannot make another one
 
-    def __post_init__(self) -> None:
-        if self._seal is not _SEAL:
+    def __post_init__(self, _seal: object) -> None:
+        if _seal is not _SEAL:
             raise TypeError("a PrivateGradient is made by GaussianMechanism.release alone")
 
 
@@ -86,7 +86,8 @@ class GaussianMechanism:
     *Guarantee.* Each release adds independent noise N(0, s_j^2), drawn from `randomness` in double precision, to every
     coordinate of group j, with the s_j of the plan's clipping for the plan's noise multiplier at this step, whatever the batch:
     an empty one too. The step is the number of releases in the ledger, so the composition of all releases is the plan's own,
-    never more, however often a run was interrupted. A sum clipped in another way than the plan's is refused.
+    never more, however often a run was interrupted. A sum clipped in another way than the plan's, and a ledger opened with
+    another plan, are refused.
 
     >>> from tacit.privacy import Flat, Ledger, PrivacyPlan, Randomness
     >>> plan = PrivacyPlan(sample_rate=0.1, steps=2, clipping=Flat(1.0), expected_batch_size=10)
@@ -101,6 +102,8 @@ class GaussianMechanism:
     def __init__(self, plan: PrivacyPlan, randomness: Randomness, ledger: Ledger) -> None:
         if plan.expected_batch_size is None:
             raise UserError("the plan needs an expected_batch_size to train with; PrivacyPlan.for_examples sets it")
+        if ledger.plan != plan:
+            raise UserError("the ledger was opened with another privacy plan; a run cannot change its plan")
         self.plan = plan
         self._batch_size = plan.expected_batch_size
         self._randomness = randomness
@@ -116,8 +119,8 @@ class GaussianMechanism:
         """How many releases the plan still has."""
         return self.plan.steps - self._ledger.releases
 
-    def release(self, summed: ClippedSum, *, sampled_by: str = "tacit") -> PrivateGradient:
-        """Pay for, and make, one release."""
+    def release(self, summed: ClippedSum, *, sampled_by: str = "caller") -> PrivateGradient:
+        """Pay for, and make, one release. `sampled_by="tacit"` says that the plan's own sampler drew the batch."""
         if summed.clipping != self.plan.clipping:
             raise UserError(f"the sum was clipped by {summed.clipping}, the plan accounts for {self.plan.clipping}")
         step = self.next_step
@@ -125,7 +128,12 @@ class GaussianMechanism:
         stds = summed.clipping.noise_stds(sigma)
         names = list(summed.gradients)
         std_of = {name: stds[group] for name, group in zip(names, summed.clipping.group_of(names), strict=True)}
-        self._ledger.record_release(noise_multiplier=sigma, sample_rate=self.plan.sample_rate, sampled_by=sampled_by)
+        self._ledger.record_release(
+            noise_multiplier=sigma,
+            sample_rate=self.plan.sample_rate,
+            sampled_by=sampled_by,
+            reproducible=self._randomness.reproducible,
+        )
         gradients = {name: self._noisy(summed.gradients[name], std_of[name]) for name in names}
         return PrivateGradient(gradients, step, sigma, std_of, _SEAL)
 

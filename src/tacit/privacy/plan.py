@@ -188,12 +188,14 @@ class PrivacyPlan:
     @classmethod
     def from_dict(cls, description: dict[str, Any]) -> PrivacyPlan:
         """The plan that `to_dict` described."""
-        fields = dict(description)
         try:
+            fields = dict(description)
             clipping, noise = (
                 clipping_from_dict(fields.pop("clipping")),
                 schedule_from_dict(fields.pop("noise")),
             )
             return cls(clipping=clipping, noise=noise, **fields)
-        except (KeyError, TypeError) as error:
+        except UserError:
+            raise
+        except (KeyError, TypeError, ValueError) as error:
             raise UserError(f"the privacy plan cannot be read: {error}") from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import secrets
+from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,6 +55,10 @@ class Randomness:
             for stream in ("sampling", "noise")
         )
         return cls(sampling_key=sampling_key, noise_key=noise_key, reproducible=True)
+
+    def __reduce__(self) -> NoReturn:
+        # A copy would draw the same noise again: the difference of two releases would then have none.
+        raise TypeError("Randomness cannot be copied, pickled or stored; make a new one")
 
     def bernoulli(self, count: int, probability: float) -> NDArray[np.bool_]:
         """`count` independent coins that show True with this probability (to 53 bits)."""

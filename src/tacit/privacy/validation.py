@@ -110,4 +110,7 @@ def nearest(value: str, names: Iterable[str]) -> str:
 def _number(name: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         raise UserError(f"{name} must be a number, not {value!r}")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:
+        raise UserError(f"{name} must be a number that fits a float, not one of so many digits") from None

@@ -1,0 +1,75 @@
+"""What was measured: one small JSON a run, and the README's table made from them.
+
+python results/tables.py collect RUN_DIR    # RUN_DIR -> results/<name of the directory>.json
+python results/tables.py readme             # write the table into README.md
+"""
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+RESULTS = Path(__file__).resolve().parent
+README = RESULTS.parent / "README.md"
+BEGIN, END = "<!-- results -->", "<!-- end of results -->"
+
+
+def collect(run: Path) -> None:
+    """The figures of one run directory, none of them private."""
+    recipe = tomllib.loads((run / "recipe.toml").read_text())
+    certificate = json.loads((run / "certificate.json").read_text())
+    last = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    figures = {
+        "data": recipe["data"]["source"],
+        "model": recipe["model"]["name"],
+        "activation": recipe["model"]["activation"],
+        "loss": recipe["loss"]["name"],
+        "privacy": recipe["privacy"],
+        "optimizer": recipe["optimizer"],
+        "epochs_run": last["epoch"],
+        "test_accuracy": last["test_accuracy"],
+        "epsilon": certificate["epsilon"],
+        "epsilon_rdp": certificate["epsilon_rdp"],
+        "delta": certificate["delta"],
+        "releases": certificate["releases"],
+        "planned_releases": certificate["planned_releases"],
+        "valid_for_release": certificate["valid_for_release"],
+        "seconds": last["seconds"],
+        "hardware": "2 CPU cores, shared",
+    }
+    (RESULTS / f"{run.name}.json").write_text(json.dumps(figures, indent=2) + "\n")
+
+
+def table() -> str:
+    """The README's table, one row a file."""
+    lines = [
+        "| data | model | epochs | test accuracy | epsilon (PLD) | epsilon (RDP) | delta | minutes, 2 cores |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for path in sorted(RESULTS.glob("*.json")):
+        row = json.loads(path.read_text())
+        planned = row["privacy"]["epochs"]
+        epochs = (
+            f"{planned:g}" if row["releases"] == row["planned_releases"] else f"{row['epochs_run']:.0f} of {planned:g}"
+        )
+        lines.append(
+            f"| {row['data']} | {row['model']}, {row['activation']}, {row['loss']} | {epochs} | {row['test_accuracy']:.2%} "
+            f"| {row['epsilon']:.2f} | {row['epsilon_rdp']:.2f} | {row['delta']:g} | {row['seconds'] / 60:.1f} |"
+        )
+    return "\n".join(lines)
+
+
+def readme_with_table(text: str) -> str:
+    """The README's text with the table of today between its two marks."""
+    before, _, rest = text.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{table()}\n{END}{after}"
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["collect"] and len(sys.argv) == 3:
+        collect(Path(sys.argv[2]))
+    elif sys.argv[1:] == ["readme"]:
+        README.write_text(readme_with_table(README.read_text()))
+    else:
+        sys.exit(__doc__)

@@ -1,0 +1,51 @@
+"""`tacit calibrate`: the least noise that stays within an epsilon."""
+
+from __future__ import annotations
+
+import typer
+
+from tacit.cli.shared import print_json, sample_rate_of, schedule_of, steps_of
+
+
+def command(
+    epsilon: float = typer.Option(..., "--epsilon", "-e", help="The epsilon not to exceed."),
+    delta: float = typer.Option(1e-5, "--delta", "-d", help="The delta of (epsilon, delta)."),
+    sample_rate: str = typer.Option(
+        ..., "--sample-rate", "-q", metavar="Q", help="Chance of an example to take part in a step: 0.01 or 600/60000."
+    ),
+    steps: int | None = typer.Option(None, "--steps", "-t", help="Number of steps."),
+    epochs: float | None = typer.Option(None, "--epochs", help="Passes over the data, instead of --steps."),
+    schedule: str | None = typer.Option(
+        None, "--schedule", metavar="KIND:FROM:TO", help="Keep the shape of this noise schedule and scale it."
+    ),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """How much noise keeps so many steps within epsilon?
+
+    The answer never exceeds epsilon, and is within 0.5% of it.
+
+    Example: tacit calibrate --epsilon 3 --delta 1e-5 --sample-rate 512/60000 --epochs 40
+    """
+    from tacit.privacy.plan import PrivacyPlan
+    from tacit.privacy.schedules import Constant
+
+    rate = sample_rate_of(sample_rate)
+    shape = schedule_of(None if schedule else 1.0, schedule)
+    plan = PrivacyPlan(sample_rate=rate, steps=steps_of(steps, epochs, rate), noise=shape)
+    plan = plan.calibrated(epsilon=epsilon, delta=delta)
+    reached = plan.epsilon(delta)
+    constant = plan.noise.noise_multiplier if isinstance(plan.noise, Constant) else None
+    if as_json:
+        print_json(
+            {
+                "epsilon": reached,
+                "delta": delta,
+                "noise_multiplier": constant,
+                "schedule": plan.noise.to_dict(),
+                "sample_rate": rate,
+                "steps": plan.steps,
+            }
+        )
+    else:
+        found = f"noise multiplier {constant:.5f}" if constant is not None else f"noise schedule {plan.noise}"
+        typer.echo(f"{found} gives epsilon {reached:.4f} at delta {delta:g} ({plan.steps} steps, q = {rate:.6g})")

@@ -1,0 +1,34 @@
+"""`tacit evaluate`: the accuracy of a finished run on its held-out data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import typer
+
+from tacit.cli.shared import print_json
+
+
+def command(
+    run_directory: Path = typer.Argument(..., metavar="RUN_DIR", help="A run directory of `tacit train`."),
+    data_dir: Path | None = typer.Option(None, "--data-dir", help="Where the data set's files lie, if they moved."),
+    device: str = typer.Option("auto", "--device", help="auto, cpu, cuda, mps, ..."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
+) -> None:
+    """How accurate is a trained model on held-out data?"""
+    from tacit.learning import LOSSES
+    from tacit.training.recipe import Recipe
+    from tacit.training.run import load_data, load_model
+    from tacit.training.trainer import evaluate
+
+    model, facts = load_model(run_directory, device)
+    changes = [] if data_dir is None else [f"data.directory={str(data_dir)!r}"]
+    recipe = Recipe.load(run_directory / "recipe.toml", changes)
+    test = load_data(recipe).test
+    accuracy, loss = evaluate(model, test, LOSSES[recipe.loss.name])
+    if as_json:
+        print_json(
+            {"test_accuracy": accuracy, "test_loss": loss, "examples": len(test), "classes": len(facts["classes"])}
+        )
+    else:
+        typer.echo(f"test accuracy {accuracy:.2%} (loss {loss:.4f}) on {len(test)} held-out examples of {test.name}")

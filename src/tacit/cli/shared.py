@@ -1,0 +1,63 @@
+"""What several commands share: fractions on the command line, and one JSON object as output."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import typer
+
+from tacit.privacy.schedules import Constant, NoiseSchedule, schedule_from_text
+from tacit.privacy.validation import UserError, check_count, check_positive, check_probability
+
+
+def sample_rate_of(text: str) -> float:
+    """A sampling rate as a number or a fraction.
+
+    >>> sample_rate_of("600/60000")
+    0.01
+    """
+    numerator, slash, denominator = text.partition("/")
+    try:
+        rate = float(numerator) / float(denominator) if slash else float(numerator)
+    except (ValueError, ZeroDivisionError):
+        raise UserError(f"--sample-rate must be a number or a fraction such as 600/60000, not {text!r}") from None
+    return check_probability("sample_rate", rate)
+
+
+def steps_of(steps: int | None, epochs: float | None, sample_rate: float) -> int:
+    """The number of steps, given as such or as epochs.
+
+    >>> steps_of(None, 20, 0.01)
+    2000
+    """
+    if (steps is None) == (epochs is None):
+        raise UserError("give either --steps or --epochs")
+    if steps is not None:
+        return check_count("steps", steps)
+    assert epochs is not None
+    return max(1, round(check_positive("epochs", epochs) / sample_rate))
+
+
+def schedule_of(noise_multiplier: float | None, schedule: str | None) -> NoiseSchedule:
+    """The noise schedule, given as one multiplier or as KIND:FROM:TO.
+
+    >>> schedule_of(1.3, None)
+    Constant(noise_multiplier=1.3)
+    """
+    if (noise_multiplier is None) == (schedule is None):
+        raise UserError("give either --noise-multiplier or --schedule")
+    if noise_multiplier is not None:
+        return Constant(check_positive("noise_multiplier", noise_multiplier))
+    assert schedule is not None
+    return schedule_from_text(schedule)
+
+
+def print_json(value: dict[str, Any]) -> None:
+    """One JSON object; what is infinite is null."""
+    typer.echo(json.dumps({key: _finite(item) for key, item in value.items()}))
+
+
+def _finite(value: Any) -> Any:
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,172 @@
+"""`tacit train`: train by a recipe and certify the result."""
+
+from __future__ import annotations
+
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from tacit.cli.shared import print_json
+from tacit.privacy.validation import UserError
+
+if TYPE_CHECKING:
+    from tacit.data import Split
+    from tacit.privacy.plan import PrivacyPlan
+    from tacit.training.recipe import Recipe
+    from tacit.training.run import FinishedRun
+
+_NAMED = ("digits", "mnist", "fashion-mnist", "cifar10")
+
+
+def command(
+    recipe: str | None = typer.Argument(
+        None, metavar="[RECIPE]", help="A name from `tacit recipes`, or a TOML file. Default: digits."
+    ),
+    dataset: str | None = typer.Option(
+        None, "--dataset", metavar="NAME|PATH", help="digits, mnist, fashion-mnist, cifar10, a folder, or an .npz file."
+    ),
+    data_dir: Path | None = typer.Option(None, "--data-dir", help="Where a named data set's files lie."),
+    epsilon: float | None = typer.Option(None, "--epsilon", "-e", help="The epsilon not to exceed."),
+    delta: float | None = typer.Option(None, "--delta", "-d", help="The delta of (epsilon, delta)."),
+    epochs: float | None = typer.Option(None, "--epochs", help="Passes over the data."),
+    seed: int | None = typer.Option(
+        None, "--seed", help="Make the run reproducible, for research. Voids the certificate for release."
+    ),
+    changes: list[str] = typer.Option(
+        [], "--set", metavar="KEY=VALUE", help="Change the recipe, such as --set optimizer.lr=0.5; may be repeated."
+    ),
+    out: Path | None = typer.Option(None, "--out", "-o", metavar="RUN_DIR", help="Where to write; must not exist yet."),
+    resume: bool = typer.Option(False, "--resume", help="Continue the run in --out, if there is one."),
+    device: str = typer.Option("auto", "--device", help="auto, cpu, cuda, mps, ..."),
+    physical_batch_size: int | None = typer.Option(
+        None, "--physical-batch-size", help="Examples in memory at once; by default as many as fit. Changes no result."
+    ),
+    show_training_loss: bool = typer.Option(
+        False, "--show-training-loss", help="Show it, though it is private. Goes on the certificate and voids it."
+    ),
+    quiet: bool = typer.Option(False, "--quiet", help="No progress."),
+    as_json: bool = typer.Option(False, "--json", help="Print one JSON object at the end."),
+) -> None:
+    """Train a classifier privately, and certify what is guaranteed.
+
+    Without arguments: the embedded digits, epsilon 3, under a minute. A run that was interrupted, even by a power failure,
+    goes on with --resume --out RUN_DIR; what it had released stays paid for.
+
+    Examples:
+      tacit train fashion-mnist --data-dir DIR
+      tacit train images --dataset ./scans --set data.resize=32 --epsilon 2 --out runs/scans
+    """
+    changes = [*_as_changes(dataset, data_dir, epsilon, delta, epochs, seed), *changes]
+    chosen = _chosen(recipe, dataset, changes, out, resume)
+    # Imported only now, so that a wrong recipe is told at once.
+    from tacit.training.run import train
+    from tacit.training.trainer import Interrupted
+
+    directory = (
+        out
+        or Path("runs")
+        / f"{chosen.data.source if recipe is None else Path(recipe).stem}-{datetime.now():%Y%m%d-%H%M%S}"
+    )
+    directory = Path(str(directory).replace(" ", "-")) if out is None else directory
+    try:
+        run = train(
+            chosen,
+            directory,
+            resume=resume,
+            device=device,
+            physical_batch_size=physical_batch_size,
+            show_training_loss=show_training_loss,
+            progress=not quiet,
+            on_start=None if quiet else lambda plan, split: _announce(chosen, plan, split, directory),
+        )
+    except (Interrupted, KeyboardInterrupt):
+        typer.echo(
+            f"\ninterrupted; everything up to here is saved. Continue: tacit train --resume --out {directory}", err=True
+        )
+        raise typer.Exit(130) from None
+    _conclude(run, as_json)
+
+
+def _as_changes(
+    dataset: str | None,
+    data_dir: Path | None,
+    epsilon: float | None,
+    delta: float | None,
+    epochs: float | None,
+    seed: int | None,
+) -> list[str]:
+    given = {
+        "data.source": None if dataset is None else repr(dataset),
+        "data.directory": None if data_dir is None else repr(str(data_dir)),
+        "privacy.epsilon": epsilon,
+        "privacy.delta": delta,
+        "privacy.epochs": epochs,
+        "seed": seed,
+    }
+    changes = [f"{key}={value}" for key, value in given.items() if value is not None]
+    # An epsilon asked for replaces whatever noise the recipe fixes.
+    return changes if epsilon is None else [*changes, "privacy.noise_multiplier=none"]
+
+
+def _chosen(recipe: str | None, dataset: str | None, changes: list[str], out: Path | None, resume: bool) -> Recipe:
+    """The recipe of the arguments or, on resuming, of the run directory, which the arguments may not contradict."""
+    from tacit.training.recipe import Recipe
+
+    name = recipe or (dataset if dataset in _NAMED else "images" if dataset else "digits")
+    if not resume:
+        return Recipe.load(name, changes)
+    if out is None:
+        raise UserError("say which run to continue: --resume --out RUN_DIR")
+    stored = out / "recipe.toml"
+    if not stored.exists():
+        return Recipe.load(name, changes)
+    found = Recipe.load(stored)
+    if (recipe or changes) and Recipe.load(name, changes) != found:
+        raise UserError(
+            f"the run in {out} was started with other settings; leave them out to continue it, or choose another --out"
+        )
+    return found
+
+
+def _announce(recipe: Recipe, plan: PrivacyPlan, split: Split, directory: Path) -> None:
+    train, delta = split.train, recipe.privacy.delta
+    if delta >= 1 / len(train):
+        print(
+            f"warning: delta {delta:g} is not below 1/n = {1 / len(train):.2g}; such a delta allows one example to be exposed",
+            file=sys.stderr,
+        )
+    target = f"epsilon {recipe.privacy.epsilon:g}" if recipe.privacy.epsilon is not None else "the given noise"
+    print(
+        f"{train.name}: {len(train)} training and {len(split.test)} held-out examples; {recipe.model.name}; "
+        f"{plan.steps} steps of about {plan.expected_batch_size:g} examples, "
+        f"noise multiplier {plan.noise_multiplier(0):.4g} for {target} at delta {delta:g}\nwriting to {directory}",
+        file=sys.stderr,
+    )
+
+
+def _conclude(run: FinishedRun, as_json: bool) -> None:
+    certificate = run.certificate
+    last: dict[str, Any] = run.metrics[-1] if run.metrics else {}
+    if as_json:
+        print_json(
+            {
+                "epsilon": certificate["epsilon"],
+                "delta": certificate["delta"],
+                "test_accuracy": last.get("test_accuracy"),
+                "releases": certificate["releases"],
+                "valid_for_release": certificate["valid_for_release"],
+                "seconds": last.get("seconds"),
+                "run_directory": str(run.directory),
+            }
+        )
+        return
+    epsilon = "none" if certificate["epsilon"] is None else f"{certificate['epsilon']:.4f}"
+    typer.echo(f"test accuracy  {last.get('test_accuracy', float('nan')):.2%}")
+    typer.echo(f"epsilon        {epsilon} at delta {certificate['delta']:g}")
+    typer.echo(f"certificate    {run.directory / 'certificate.json'}")
+    for reason in certificate["void_because"]:
+        typer.echo(f"not valid for release: {reason}")
+    typer.echo(f"check it with  tacit verify {run.directory}")

@@ -1,0 +1,135 @@
+"""One image at a time: reading a PNG or JPEG file, and resizing."""
+
+from __future__ import annotations
+
+import io
+import os
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tacit.privacy.validation import UserError, check_count
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+SUFFIXES = (".png", ".jpg", ".jpeg")
+LARGEST_FILE = 2**28
+
+
+def read_image(path: str | os.PathLike[str], *, resize: tuple[int, int] | None = None) -> np.ndarray:
+    """The pixels of a PNG or JPEG file: uint8, `[1, height, width]` if greyscale, else `[3, height, width]`.
+
+    Transparency is dropped, a photograph is turned upright as its EXIF entry says, 16-bit greys keep their
+    upper byte.
+
+    >>> import tempfile
+    >>> from PIL import Image
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = os.path.join(folder, "red.png")
+    ...     Image.new("RGB", (3, 2), "red").save(path)
+    ...     pixels = read_image(path)
+    >>> pixels.shape, pixels[:, 0, 0].tolist()
+    ((3, 2, 3), [255, 0, 0])
+    """
+    return decode_image(read_file(path), str(path), resize=resize)
+
+
+def read_file(path: str | os.PathLike[str]) -> bytes:
+    """The bytes of an image file, unless it is too long to be one.
+
+    >>> read_file("no-such-file.png")
+    Traceback (most recent call last):
+    ...
+    tacit.privacy.validation.UserError: no-such-file.png cannot be read (No such file or directory); ...
+    """
+    try:
+        with Path(path).open("rb") as file:
+            content = file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read ({error.strerror}); check its name and permissions") from error
+    if len(content) > LARGEST_FILE:
+        raise UserError(f"{path} is longer than {LARGEST_FILE} bytes; remove it or save it smaller")
+    return content
+
+
+def decode_image(content: bytes, name: str, *, resize: tuple[int, int] | None = None) -> np.ndarray:
+    """What `read_image` does, for bytes already read; `name` is for the error.
+
+    >>> decode_image(b"not an image", "cat.png")
+    Traceback (most recent call last):
+    ...
+    tacit.privacy.validation.UserError: cat.png cannot be read as a PNG or JPEG image (...); ...
+    """
+    from PIL import Image, ImageOps
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as opened:
+                image = _grey_or_rgb(ImageOps.exif_transpose(opened))
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        raise UserError(
+            f"{name} has more than {Image.MAX_IMAGE_PIXELS} pixels; remove it or save it smaller"
+        ) from error
+    except Exception as error:  # A damaged file makes Pillow's decoders raise errors of many kinds.
+        reason = str(error).replace("\n", " ").rstrip(".") or type(error).__name__
+        raise UserError(f"{name} cannot be read as a PNG or JPEG image ({reason}); repair or remove it") from error
+    if resize is not None:
+        image = image.resize((resize[1], resize[0]), Image.Resampling.BILINEAR)
+    pixels = np.asarray(image)
+    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+
+
+def resize_images(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+    """Each image (uint8, `[n, channels, height, width]`) resized by itself, bilinearly, to (height, width).
+
+    >>> resize_images(np.full((2, 1, 8, 8), 7, dtype=np.uint8), (4, 5)).shape
+    (2, 1, 4, 5)
+    """
+    from PIL import Image
+
+    if images.dtype != np.uint8 or images.ndim != 4:
+        raise UserError(
+            f"resize is for images of bytes (uint8), not for {images.dtype} of shape {list(images.shape)}; "
+            "leave data.resize out"
+        )
+    if images.shape[2:] == size:
+        return images
+    resized = np.empty((*images.shape[:2], *size), dtype=np.uint8)
+    for image, out in zip(images, resized):
+        for channel in range(len(image)):
+            plane = Image.fromarray(image[channel])
+            out[channel] = plane.resize((size[1], size[0]), Image.Resampling.BILINEAR)
+    return resized
+
+
+def check_resize(value: int | Sequence[int] | None) -> tuple[int, int] | None:
+    """A side, or (height, width), as (height, width).
+
+    >>> check_resize(32), check_resize((28, 32)), check_resize(None)
+    ((32, 32), (28, 32), None)
+    """
+    if value is None:
+        return None
+    sides = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value, value]
+    if len(sides) != 2:
+        raise UserError(f"resize must be one side or (height, width), not {value!r}")
+    height, width = (check_count("resize", side) for side in sides)
+    if max(height, width) > 4096:
+        raise UserError(f"resize must be at most 4096, not {value!r}")
+    return height, width
+
+
+def _grey_or_rgb(image: Image.Image) -> Image.Image:
+    from PIL import Image
+
+    if image.mode.startswith("I"):
+        # Pillow clips 16-bit greys when it converts them; shift them instead.
+        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode == "P":
+        image = image.convert("RGBA")  # Pillow warns about a palette with transparency that goes straight to RGB.
+    return image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")

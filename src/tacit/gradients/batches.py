@@ -1,0 +1,149 @@
+"""A batch of examples as a pytree: tensors whose first axis is the example, and plain values that all examples share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from tacit.privacy.validation import UserError
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Inputs and targets of some examples, flattened.
+
+    *Guarantee.* `rows` keeps or drops whole examples: inputs and targets stay together.
+
+    >>> batch = Batch.of({"image": torch.zeros(4, 2)}, torch.arange(4))
+    >>> batch.size, batch.rows(slice(1, 3)).tree()
+    (4, ({'image': tensor([[0., 0.], [0., 0.]])}, tensor([1, 2])))
+    """
+
+    leaves: list[Any]
+    spec: pytree.TreeSpec
+    size: int
+
+    @classmethod
+    def of(cls, inputs: Any, targets: Any) -> Batch:
+        leaves, spec = pytree.tree_flatten((inputs, targets))
+        sizes = set()
+        for leaf in leaves:
+            if isinstance(leaf, Tensor):
+                if leaf.dim() == 0:
+                    raise UserError("every tensor of a batch must have the examples on its first axis; one has no axis")
+                sizes.add(len(leaf))
+            elif not isinstance(leaf, (bool, int, float, str, type(None))):
+                raise UserError(f"a batch must hold tensors, not {type(leaf).__name__}; use torch.as_tensor")
+        if len(sizes) != 1:
+            found = ", ".join(map(str, sorted(sizes))) or "no tensor"
+            raise UserError(
+                f"inputs and targets must have the same number of examples on their first axis, not {found}"
+            )
+        return cls(leaves, spec, sizes.pop())
+
+    def tree(self) -> tuple[Any, Any]:
+        """(inputs, targets) as they came."""
+        inputs, targets = pytree.tree_unflatten(self.leaves, self.spec)
+        return inputs, targets
+
+    def rows(self, index: slice | Tensor) -> Batch:
+        """Some of the examples."""
+        leaves = [leaf[index] if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        sizes = [len(leaf) for leaf in leaves if isinstance(leaf, Tensor)]
+        return Batch(leaves, self.spec, sizes[0])
+
+    def signature(self) -> Hashable:
+        """What a model may look at besides the values: structure, shapes of one example, types, shared values."""
+        described = [
+            (tuple(leaf.shape[1:]), leaf.dtype, leaf.device) if isinstance(leaf, Tensor) else leaf
+            for leaf in self.leaves
+        ]
+        return str(self.spec), tuple(described)
+
+
+def losses_of(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
+    """One loss an example, [batch].
+
+    *Guarantee.* A loss that is not one value an example is refused.
+
+    >>> batch = Batch.of(torch.zeros(4, 2), torch.zeros(4, dtype=torch.long))
+    >>> losses_of(nn.Linear(2, 3), nn.CrossEntropyLoss(), batch)
+    Traceback (most recent call last):
+    ...
+    tacit.privacy.validation.UserError: the loss must give one value an example, a tensor of shape [4], not [];
+    use reduction="none"
+    """
+    inputs, targets = batch.tree()
+    if isinstance(inputs, (tuple, list)):
+        outputs = model(*inputs)
+    elif isinstance(inputs, dict):
+        outputs = model(**inputs)
+    else:
+        outputs = model(inputs)
+    losses = loss(outputs, targets)
+    if not isinstance(losses, Tensor) or losses.shape != (batch.size,):
+        found = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        raise UserError(
+            f"the loss must give one value an example, a tensor of shape [{batch.size}], not {found}; "
+            'use reduction="none"'
+        )
+    return losses
+
+
+def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that get a gradient, by name; one that is tied appears once, under its first name.
+
+    *Guarantee.* None is left out without a word: a model without any is refused.
+
+    >>> list(trainable_parameters(nn.Linear(2, 3)))
+    ['weight', 'bias']
+    """
+    found = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        raise UserError("the model has no trainable parameter; set requires_grad on those that should be trained")
+    for name, parameter in found.items():
+        if not parameter.is_floating_point():
+            raise UserError(f"the parameter {name!r} must hold real floating-point numbers, not {parameter.dtype}")
+    return found
+
+
+def call_with(module: nn.Module, parameters: dict[str, Tensor], args: Any, kwargs: Any) -> Any:
+    """`module(*args, **kwargs)` with other values for some of its parameters, wherever these occur in it.
+
+    `functional_call` would find the tied places itself, but puts wrong values back where one *module* has two names.
+
+    *Guarantee.* The module has its own parameters again when it returns or raises.
+
+    >>> call_with(nn.Linear(1, 1, bias=False), {"weight": torch.tensor([[3.0]])}, (torch.ones(1, 1),), {})
+    tensor([[3.]])
+    """
+    values = {id(module.get_parameter(name)): value for name, value in parameters.items()}
+    places = {
+        f"{prefix}.{name}" if prefix else name: values[id(parameter)]
+        for prefix, inner in module.named_modules()  # each module once
+        for name, parameter in inner._parameters.items()
+        if id(parameter) in values
+    }
+    return functional_call(module, places, args, kwargs, tie_weights=False)
+
+
+def norm_dtype(parameters: dict[str, nn.Parameter]) -> torch.dtype:
+    """The type of the norms: the widest of the parameters', at least float32.
+
+    *Guarantee.* No norm is rounded to half precision.
+
+    >>> norm_dtype(dict(nn.Linear(2, 3).bfloat16().named_parameters()))
+    torch.float32
+    """
+    dtype = torch.float32
+    for parameter in parameters.values():
+        dtype = torch.promote_types(dtype, parameter.dtype)
+    return dtype

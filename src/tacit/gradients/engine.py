@@ -1,0 +1,194 @@
+"""`ClippedGradient`: the clipped sum of a batch, by the fastest way that is right for the model at hand."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tacit.gradients import reference
+from tacit.gradients.batches import Batch, Loss, norm_dtype, trainable_parameters
+from tacit.gradients.capture import NoRule
+from tacit.gradients.contribution import Contribution
+from tacit.gradients.fallback import per_example_gradients
+from tacit.gradients.memory import LARGEST, fitting
+from tacit.gradients.probe import Plan, probe
+from tacit.gradients.refusals import refuse_known_mixers
+from tacit.gradients.rules import Sums, check_strategy, clip_and_add, rules_sum
+from tacit.privacy.clipping import Clipping
+from tacit.privacy.mechanism import ClippedSum
+from tacit.privacy.validation import UserError, check_choice, check_count
+
+ENGINES = ("auto", "rules", "ghost", "instantiate", "vmap", "loop")
+
+
+class ClippedGradient:
+    """Sums of clipped per-example gradients of a model's loss.
+
+    `loss(outputs, targets)` gives one value an example. Inputs are a tensor, a tuple (`model(*inputs)`) or a dict
+    (`model(**inputs)`), with the examples on the first axis of every tensor. `physical_batch_size` is how many examples are
+    held at once (chosen by memory if None); it does not change the sum. `engine` is for tests: "auto" takes the rules
+    where they hold, else `torch.func`, else a loop; "ghost" and "instantiate" are the rules with one way to clip everywhere.
+
+    *Guarantee.* Adding or removing one example moves the sum by at most `clipping.sensitivity`, and in group j by at most C_j
+    (up to the rounding of floating-point arithmetic). A model that mixes examples is refused. An example whose gradient is not
+    finite adds nothing and is counted. The model is left as it was: no hook, no attribute, no `.grad`, no other mode.
+
+    >>> from tacit.privacy.clipping import Flat
+    >>> model = nn.Linear(1, 1, bias=False)
+    >>> grad = ClippedGradient(model, loss=lambda outputs, targets: (outputs * targets).sum(dim=1), clipping=Flat(1.0))
+    >>> summed = grad(torch.tensor([[0.5], [2.0]]), torch.ones(2, 1))
+    >>> summed.gradients["weight"], summed.norms.flatten(), summed.sensitivity
+    (tensor([[1.5000]]), tensor([0.5000, 2.0000]), 1.0)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        loss: Loss,
+        clipping: Clipping,
+        physical_batch_size: int | None = None,
+        engine: str = "auto",
+    ) -> None:
+        if physical_batch_size is not None:
+            physical_batch_size = check_count("physical_batch_size", physical_batch_size)
+        self.model = model
+        self.loss = loss
+        self.clipping = clipping
+        self.physical_batch_size = physical_batch_size
+        self.engine = check_choice("engine", engine, ENGINES)
+        self._plans: dict[Hashable, Plan] = {}
+        refuse_known_mixers(model)
+        clipping.group_of(list(trainable_parameters(model)))
+
+    def __call__(self, inputs: Any, targets: Any) -> ClippedSum:
+        """The clipped sum of one batch.
+
+        *Guarantee.* See the class; an empty batch gives zeros, and does not run the model.
+        """
+        return self.over([(inputs, targets)])
+
+    def over(self, chunks: Iterable[tuple[Any, Any]]) -> ClippedSum:
+        """The clipped sum of one logical batch that comes in chunks, each example in exactly one of them.
+
+        *Guarantee.* The same sum as in one call: sums of clipped gradients add up, and no example's factor depends on its chunk.
+        Memory does not grow with the number of chunks.
+
+        >>> from tacit.privacy.clipping import Flat
+        >>> grad = ClippedGradient(nn.Linear(2, 1), loss=lambda outputs, targets: outputs[:, 0], clipping=Flat(1.0))
+        >>> grad.over([]).gradients["bias"]
+        tensor([0.])
+        """
+        trainable = trainable_parameters(self.model)
+        sums = {
+            name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+            for name, p in trainable.items()
+        }
+        first = next(iter(trainable.values()))
+        groups = len(self.clipping.clipping_norms)
+        norms = [torch.zeros(0, groups, dtype=norm_dtype(trainable), device=first.device)]
+        for inputs, targets in chunks:
+            batch = Batch.of(inputs, targets)
+            if batch.size == 0:
+                continue
+            plan = self._plan(trainable, batch)
+            step = self._physical(plan, first.device)
+            for start in range(0, batch.size, step):
+                part, part_norms = self._clipped(plan, trainable, batch.rows(slice(start, start + step)))
+                norms.append(part_norms)
+                for name, value in part.items():
+                    sums[name] += value
+        all_norms = torch.cat(norms)
+        return ClippedSum(
+            {name: sums[name].to(p.dtype) for name, p in trainable.items()},
+            norms=all_norms,
+            clipping=self.clipping,
+            not_finite=int((~all_norms.isfinite().all(dim=1)).sum()),
+        )
+
+    def physical_batch_size_for(self, inputs: Any, targets: Any) -> int:
+        """How many examples like these are held at once.
+
+        *Guarantee.* It bears on memory and speed alone; every size gives the same sum.
+
+        >>> from tacit.privacy.clipping import Flat
+        >>> grad = ClippedGradient(nn.Linear(2, 1), loss=lambda outputs, targets: outputs[:, 0], clipping=Flat(1.0))
+        >>> grad.physical_batch_size_for(torch.zeros(3, 2), None)
+        512
+        """
+        if self.physical_batch_size is not None:
+            return self.physical_batch_size
+        trainable = trainable_parameters(self.model)
+        batch = Batch.of(inputs, targets)
+        if batch.size == 0:
+            return 1
+        return self._physical(self._plan(trainable, batch), next(iter(trainable.values())).device)
+
+    def _physical(self, plan: Plan, device: torch.device) -> int:
+        if self.physical_batch_size is not None:
+            return self.physical_batch_size
+        return LARGEST if plan.engine == "loop" else fitting(plan.bytes_per_example, device)
+
+    def _plan(self, trainable: dict[str, nn.Parameter], batch: Batch) -> Plan:
+        """The plan for batches of this signature; a new one is probed first."""
+        modules = tuple((id(module), module.training) for module in self.model.modules())
+        key = (batch.signature(), modules, tuple(trainable))
+        if key not in self._plans:
+            refuse_known_mixers(self.model)
+            plan = probe(self.model, self.loss, trainable, batch)
+            if plan.engine != "rules":
+                check_strategy(self.engine, plan.reason)
+            if self.engine in ("vmap", "loop"):
+                plan.engine = self.engine
+            if not plan.conclusive:
+                return plan
+            self._plans[key] = plan
+        return self._plans[key]
+
+    def _clipped(self, plan: Plan, trainable: dict[str, nn.Parameter], batch: Batch) -> tuple[Sums, Tensor]:
+        """The clipped sum of the examples with a finite gradient, and the norms of all."""
+        sums, norms = self._computed(plan, trainable, batch)
+        if sums is not None:
+            return sums, norms
+        finite = norms.isfinite().all(dim=1)
+        if not finite.any():
+            return {}, norms
+        # 0 times a number that is not finite is not 0, so those examples must not be in the batch at all
+        rest, rest_norms = self._clipped(plan, trainable, batch.rows(finite.nonzero()[:, 0]))
+        norms[finite] = rest_norms
+        return rest, norms
+
+    def _computed(self, plan: Plan, trainable: dict[str, nn.Parameter], batch: Batch) -> tuple[Sums | None, Tensor]:
+        if plan.engine == "rules":
+            try:
+                return rules_sum(
+                    self.model, self.loss, trainable, self.clipping, batch, plan.units, plan.layouts, self.engine
+                )
+            except NoRule as reason:
+                check_strategy(self.engine, str(reason))
+                plan.engine = "vmap"
+        if plan.engine == "vmap":
+            try:
+                gradients = per_example_gradients(self.model, self.loss, trainable, batch)
+            except UserError:
+                raise
+            except Exception as error:
+                if self.engine == "vmap":
+                    raise
+                first = (str(error).splitlines() or [""])[0]
+                warnings.warn(
+                    f"torch.func.vmap cannot take this model ({first}); its gradients are computed one example after the other, "
+                    "which is exact and slow",
+                    stacklevel=4,
+                )
+                plan.engine = "loop"
+            else:
+                uses = {name: [Contribution(lambda g=g: g)] for name, g in gradients.items()}  # type: ignore[misc]
+                return clip_and_add(uses, trainable, self.clipping, batch.size)
+        inputs, targets = batch.tree()
+        summed = reference.clipped_sum(self.model, self.loss, self.clipping, inputs, targets)
+        return dict(summed.gradients), summed.norms

@@ -1,0 +1,26 @@
+"""Recipes, the trainer, checkpoints and progress."""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tacit.training.recipe import Recipe
+    from tacit.training.run import load_model, train
+    from tacit.training.trainer import Interrupted, PrivateTrainer, evaluate
+
+_HOMES = {
+    "Interrupted": "trainer",
+    "PrivateTrainer": "trainer",
+    "Recipe": "recipe",
+    "evaluate": "trainer",
+    "load_model": "run",
+    "train": "run",
+}
+
+__all__ = ["Interrupted", "PrivateTrainer", "Recipe", "evaluate", "load_model", "train"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"tacit.training.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,106 @@
+"""Checkpoints: one safetensors file, replaced in one step, so that a crash leaves the old one or the new one.
+
+No pickle: tensors go in as tensors, everything else as JSON in the file's header.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from tacit.privacy.validation import UserError
+
+_TENSOR = "tensor:"
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """Replace a file as a whole, on the disk, or leave it as it was.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_atomically(Path(folder) / "note", b"hello")
+    ...     (Path(folder) / "note").read_bytes()
+    b'hello'
+    """
+    draft = path.with_name(f".{path.name}.draft")
+    try:
+        with open(draft, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except OSError as error:
+        draft.unlink(missing_ok=True)
+        raise UserError(
+            f"{path} cannot be written ({error.strerror}); make room or choose another --out. What was saved is unharmed"
+        ) from None
+
+
+def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
+    """Tensors and JSON facts in one safetensors file, replaced atomically."""
+    plain = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    write_atomically(path, save(plain, metadata={"tacit": json.dumps(facts)}))
+
+
+def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What `save_tensors` wrote; a `UserError` for anything else."""
+    try:
+        with safe_open(path, framework="pt") as file:
+            facts = json.loads((file.metadata() or {})["tacit"])
+            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118 (not a dict)
+    except FileNotFoundError:
+        raise UserError(f"there is no {path}") from None
+    except (SafetensorError, KeyError, ValueError, OSError) as error:
+        raise UserError(f"{path} is damaged or was not written by tacit: {error}") from None
+
+
+def pack(state: Any, tensors: dict[str, Tensor], name: str) -> Any:
+    """A state dict as JSON, its tensors moved into `tensors` under names that start with `name`.
+
+    >>> tensors = {}
+    >>> pack({"step": 3, "buffers": [torch.ones(2)]}, tensors, "optimizer")
+    {'step': 3, 'buffers': ['tensor:optimizer.buffers.0']}
+    """
+    if isinstance(state, Tensor):
+        tensors[name] = state
+        return _TENSOR + name
+    if isinstance(state, dict):
+        return {str(key): pack(value, tensors, f"{name}.{key}") for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return [pack(value, tensors, f"{name}.{index}") for index, value in enumerate(state)]
+    if state is None or isinstance(state, bool | int | float | str):
+        return state
+    raise UserError(f"{name} holds a {type(state).__name__}, which cannot be stored in a checkpoint")
+
+
+def unpack(state: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """The opposite of `pack`, with the whole-number keys of a state dict as numbers again.
+
+    >>> unpack({"0": {"momentum": "tensor:a"}}, {"a": torch.ones(1)})
+    {0: {'momentum': tensor([1.])}}
+    """
+    if isinstance(state, str) and state.startswith(_TENSOR):
+        return tensors[state.removeprefix(_TENSOR)]
+    if isinstance(state, dict):
+        return {int(key) if key.isdecimal() else key: unpack(value, tensors) for key, value in state.items()}
+    if isinstance(state, list):
+        return [unpack(value, tensors) for value in state]
+    return state
+
+
+def load_weights(model: torch.nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:
+    """Put stored weights into a model; one of another shape is refused by name."""
+    own = model.state_dict()
+    for name in sorted(set(own) | set(tensors)):
+        if name not in own or name not in tensors or own[name].shape != tensors[name].shape:
+            ours, theirs = (list(found[name].shape) if name in found else "absent" for found in (own, tensors))
+            raise UserError(f"{where} is a checkpoint of another model: {name!r} is {theirs} there and {ours} here")
+    model.load_state_dict(dict(tensors))

@@ -1,0 +1,97 @@
+"""The run directory: `recipe.toml`, `ledger.jsonl`, `certificate.json`, `metrics.jsonl`, `model.safetensors`, `checkpoint/`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tacit.privacy.certificate import certificate_of
+from tacit.privacy.ledger import Ledger
+from tacit.privacy.plan import PrivacyPlan
+from tacit.privacy.validation import UserError
+from tacit.training.checkpoint import write_atomically
+
+
+class RunDirectory:
+    """The files of one run, and where each lies.
+
+    >>> RunDirectory(Path("runs/digits")).certificate.name
+    'certificate.json'
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.recipe = path / "recipe.toml"
+        self.ledger = path / "ledger.jsonl"
+        self.certificate = path / "certificate.json"
+        self.metrics = path / "metrics.jsonl"
+        self.model = path / "model.safetensors"
+        self.checkpoint = path / "checkpoint" / "state.safetensors"
+
+    def prepare(self, *, resume: bool) -> None:
+        """Make the directory, or take the one that is there if resuming; any other that is not empty is left alone."""
+        if self.path.exists() and not self.path.is_dir():
+            raise UserError(f"{self.path} is a file; choose another --out")
+        if not resume and self.path.is_dir() and any(self.path.iterdir()):
+            raise UserError(f"{self.path} exists already; continue that run with --resume or choose another --out")
+        if resume and self.path.is_dir() and any(self.path.iterdir()) and not self._is_ours():
+            raise UserError(f"{self.path} is not a run directory of tacit; choose another --out")
+        try:
+            self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be made: {error.strerror}; choose another --out") from None
+
+    def open_ledger(self, plan: PrivacyPlan, *, resume: bool, delta: float, facts: Mapping[str, Any]) -> Ledger:
+        """A new ledger, or the one that is there, which must be of the same plan and delta."""
+        if not (resume and self.ledger.exists() and b"\n" in self.ledger.read_bytes()):
+            return Ledger.create(self.ledger, plan, delta=delta, **facts)
+        ledger = Ledger.resume(self.ledger)
+        opening = ledger.entries[0]
+        if (ledger.plan, opening["delta"], opening["facts"]) != (plan, delta, dict(facts)):
+            ledger.close()
+            raise UserError(
+                f"the run in {self.path} was started with another plan or other data; start a new one elsewhere"
+            )
+        return ledger
+
+    def write_certificate(self, ledger: Ledger) -> dict[str, Any]:
+        """The certificate of everything in the ledger so far."""
+        certificate = certificate_of(ledger.entries)
+        write_atomically(self.certificate, (json.dumps(certificate, indent=2) + "\n").encode())
+        return certificate
+
+    def append_metrics(self, row: Mapping[str, Any]) -> None:
+        """One more line of public measurements. A line cut short by a crash is closed first."""
+        try:
+            with open(self.metrics, "a+b") as file:
+                file.seek(0, 2)
+                if file.tell():
+                    file.seek(-1, 2)
+                    if file.read(1) != b"\n":
+                        file.write(b"\n")
+                file.write(json.dumps(row).encode() + b"\n")
+        except OSError as error:
+            raise UserError(
+                f"{self.metrics} cannot be written ({error.strerror}); make room and continue with --resume"
+            ) from None
+
+    def _is_ours(self) -> bool:
+        known = {self.recipe.name, self.ledger.name, "checkpoint", f".{self.recipe.name}.draft"}
+        return any(item.name in known for item in self.path.iterdir())
+
+
+def read_metrics(path: Path) -> list[dict[str, Any]]:
+    """The measurements of a run; lines cut short by a crash are passed over.
+
+    >>> read_metrics(Path("nowhere.jsonl"))
+    []
+    """
+    rows = []
+    for line in path.read_text().splitlines() if path.exists() else []:
+        try:
+            rows.append(json.loads(line))
+        except ValueError:
+            continue
+    return rows

@@ -1,0 +1,275 @@
+"""Recipes: everything that makes a run, in one small TOML file, checked before anything is read or spent.
+
+This file imports neither torch nor the data, so that listing and checking recipes answers at once.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tacit.privacy.clipping import Clipping, Flat, Grouped
+from tacit.privacy.plan import PrivacyPlan
+from tacit.privacy.schedules import Constant, NoiseSchedule, schedule_from_text
+from tacit.privacy.validation import UserError, check_delta, check_positive, nearest
+
+Value = bool | int | float | str | list[int] | list[float] | list[str]
+
+
+class Section(BaseModel):
+    """A part of a recipe: values of a fixed type under known names, nothing else."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class DataSection(Section):
+    """Which examples: a named data set (its files in `directory`, if not in the cache), a folder, or an `.npz` file."""
+
+    source: str = "digits"
+    directory: str | None = None
+    held_out: float = Field(default=1 / 6, gt=0, lt=1)
+    mean: float | list[float] | None = None
+    std: float | list[float] | None = None
+    resize: int | list[int] | None = None
+
+
+class ModelSection(Section):
+    """Which network, with which activation."""
+
+    name: str = "small-cnn"
+    activation: str = "tanh"
+
+
+class PrivacySection(Section):
+    """What is guaranteed, and how it is spent.
+
+    Give `epsilon` and the noise is found, or give `noise_multiplier` (or a `schedule` of it) and epsilon follows. Give the
+    expected `batch_size`, or the `sample_rate` where the number of examples is not known beforehand.
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    noise_multiplier: float | None = None
+    schedule: str | None = None
+    batch_size: int | None = Field(default=None, ge=1)
+    sample_rate: float | None = Field(default=None, gt=0, le=1)
+    epochs: float = Field(default=10, gt=0)
+    clipping_norm: float | list[float] = 1.0
+    groups: list[list[str]] | None = None
+    noise_shape: list[float] | None = None
+
+    @field_validator("epsilon", "noise_multiplier")
+    @classmethod
+    def _positive(cls, value: float | None, info: Any) -> float | None:
+        return None if value is None else check_positive(info.field_name, value)
+
+    @field_validator("delta")
+    @classmethod
+    def _delta(cls, value: float) -> float:
+        return check_delta(value)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> PrivacySection:
+        if (self.epsilon is None) == (self.noise_multiplier is None) and not (self.schedule and self.epsilon is None):
+            raise UserError("give either epsilon (and the noise is found) or noise_multiplier, not both or neither")
+        if self.schedule is not None and self.noise_multiplier is not None:
+            raise UserError("give either schedule or noise_multiplier, not both")
+        if (self.batch_size is None) == (self.sample_rate is None):
+            raise UserError("give either batch_size or sample_rate, not both or neither")
+        return self
+
+
+class OptimizerSection(Section):
+    """Any optimizer of torch.optim by its class name; every other key is one of its arguments."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+    name: str = "SGD"
+
+
+class LearningRateSection(Section):
+    """Any schedule of torch.optim.lr_scheduler by its class name, stepped once a step; other keys are its arguments."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+    name: str | None = None
+
+
+class LossSection(Section):
+    """Which loss, one value an example."""
+
+    name: str = "cross-entropy"
+
+
+class Recipe(Section):
+    """Everything that makes a run. A `seed` makes it reproducible, for research, and voids its certificate for release.
+
+    >>> recipe = Recipe.load("digits")
+    >>> recipe.data.source, recipe.privacy.delta
+    ('digits', 1e-05)
+    """
+
+    description: str = ""
+    seed: int | None = Field(default=None, ge=0)
+    data: DataSection = DataSection()
+    model: ModelSection = ModelSection()
+    loss: LossSection = LossSection()
+    privacy: PrivacySection
+    optimizer: OptimizerSection = OptimizerSection()
+    learning_rate_schedule: LearningRateSection = LearningRateSection()
+
+    @classmethod
+    def load(cls, name: str | os.PathLike[str], changes: Iterable[str] = ()) -> Recipe:
+        """A named recipe or a TOML file, with `key=value` changes such as `privacy.epochs=20`.
+
+        >>> Recipe.load("digits", ["privacy.epsilon=1.5"]).privacy.epsilon
+        1.5
+        """
+        values, origin = _read(str(name))
+        for change in changes:
+            _apply(values, change)
+        return cls.check(values, origin)
+
+    @classmethod
+    def check(cls, values: dict[str, Any], origin: str = "the recipe") -> Recipe:
+        """A recipe of these values; an unknown key is an error that suggests the nearest one.
+
+        >>> Recipe.check({"privacy": {"epsilom": 3.0}})
+        Traceback (most recent call last):
+        ...
+        tacit.privacy.validation.UserError: the recipe: unknown key privacy.epsilom; did you mean 'epsilon'?
+        """
+        try:
+            return cls.model_validate(values)
+        except ValidationError as error:
+            raise UserError(f"{origin}: {_sentence(error)}") from None
+
+    def to_toml(self) -> str:
+        """The recipe as the text of a TOML file, without what is not set.
+
+        >>> print(Recipe.check({"privacy": {"epsilon": 3.0, "batch_size": 64}}).to_toml().splitlines()[0])
+        [data]
+        """
+        return tomli_w.dumps(_without_none(self.model_dump(exclude={"description"} if not self.description else None)))
+
+    def plan(self, examples: int) -> PrivacyPlan:
+        """The privacy plan of this recipe for so many training examples, its noise calibrated if epsilon is given.
+
+        >>> plan = Recipe.load("digits").plan(examples=1500)
+        >>> plan.epsilon(1e-5) <= 3.0
+        True
+        """
+        privacy = self.privacy
+        batch_size = privacy.batch_size if privacy.batch_size is not None else privacy.sample_rate * examples  # type: ignore[operator]
+        plan = PrivacyPlan.for_examples(
+            examples, batch_size=batch_size, epochs=privacy.epochs, clipping=self._clipping(), noise=self._noise()
+        )
+        if privacy.epsilon is None:
+            return plan
+        return plan.calibrated(epsilon=privacy.epsilon, delta=privacy.delta)
+
+    def _clipping(self) -> Clipping:
+        norm, groups = self.privacy.clipping_norm, self.privacy.groups
+        if groups is None:
+            if isinstance(norm, list) or self.privacy.noise_shape is not None:
+                raise UserError(
+                    "several clipping norms or a noise_shape need privacy.groups, one list of name patterns a group"
+                )
+            return Flat(norm)
+        norms = norm if isinstance(norm, list) else [norm] * len(groups)
+        shape = self.privacy.noise_shape
+        return Grouped(
+            tuple(tuple(patterns) for patterns in groups), tuple(norms), None if shape is None else tuple(shape)
+        )
+
+    def _noise(self) -> NoiseSchedule:
+        if self.privacy.schedule is not None:
+            return schedule_from_text(self.privacy.schedule)
+        return Constant(self.privacy.noise_multiplier or 1.0)
+
+
+def named_recipes() -> dict[str, str]:
+    """The recipes that come with tacit, each with its one-line description.
+
+    >>> "digits" in named_recipes()
+    True
+    """
+    folder = resources.files("tacit") / "recipes"
+    found = sorted(item.name for item in folder.iterdir() if item.name.endswith(".toml"))
+    return {
+        name.removesuffix(".toml"): tomllib.loads((folder / name).read_text()).get("description", "") for name in found
+    }
+
+
+def _read(name: str) -> tuple[dict[str, Any], str]:
+    """The values of a named recipe or a file, and what to call it in messages."""
+    path = Path(name).expanduser()
+    if path.suffix == ".toml" or path.is_file():
+        try:
+            return tomllib.loads(path.read_text()), str(path)
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"{path} is not a TOML file: {error}") from None
+        except OSError as error:
+            raise UserError(f"the recipe {path} cannot be read: {error.strerror}") from None
+    names = named_recipes()
+    if name not in names:
+        raise UserError(
+            f"unknown recipe {name!r}{nearest(name, names)} there are {', '.join(names)}, or name a .toml file of your own"
+        )
+    text = (resources.files("tacit") / "recipes" / f"{name}.toml").read_text()
+    return tomllib.loads(text), f"the recipe {name!r}"
+
+
+def _apply(values: dict[str, Any], change: str) -> None:
+    key, equals, text = change.partition("=")
+    if not equals or not key.strip():
+        raise UserError(f"a change is written key=value, such as privacy.epochs=20, not {change!r}")
+    *sections, last = key.strip().split(".")
+    place = values
+    for section in sections:
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise UserError(f"{key.strip()!r} cannot be set: {section!r} is a value, not a section")
+    if text.strip() in ("none", ""):
+        place.pop(last, None)
+    else:
+        place[last] = _value(text.strip())
+
+
+def _value(text: str) -> Value:
+    """A TOML value, or else the text itself, so that words need no quotes on a command line."""
+    try:
+        value: Value = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
+    return value
+
+
+def _sentence(error: ValidationError) -> str:
+    """The first thing that is wrong, in one sentence."""
+    first = error.errors()[0]
+    place = [str(part) for part in first["loc"]]
+    key = ".".join(place)
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {key}{nearest(place[-1], _keys(place[:-1]))}".rstrip(";")
+    message = str(first["msg"]).removeprefix("Value error, ")
+    message = message[0].lower() + message[1:]
+    return f"{key}: {message}" if key else message
+
+
+def _keys(place: Sequence[str]) -> list[str]:
+    section: Any = Recipe
+    for name in place:
+        section = section.model_fields[name].annotation
+    return list(section.model_fields)
+
+
+def _without_none(values: Any) -> Any:
+    if isinstance(values, dict):
+        return {key: _without_none(value) for key, value in values.items() if value is not None and value != {}}
+    return values

@@ -1,0 +1,225 @@
+"""From a recipe to a finished run directory, and from a run directory back to its model."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer, lr_scheduler
+
+from tacit.data import Dataset, Split, load
+from tacit.learning import ACTIVATIONS, LOSSES
+from tacit.models import build
+from tacit.privacy.plan import PrivacyPlan
+from tacit.privacy.validation import UserError, check_choice, nearest
+from tacit.training.checkpoint import load_tensors, load_weights, save_tensors, write_atomically
+from tacit.training.directory import RunDirectory, read_metrics
+from tacit.training.recipe import LearningRateSection, ModelSection, OptimizerSection, Recipe
+from tacit.training.trainer import PrivateTrainer
+
+_MODEL_FORMAT = "tacit-model/1"
+
+
+@dataclass(frozen=True)
+class FinishedRun:
+    """What a run ended with: its certificate and its figures, one row an epoch."""
+
+    directory: Path
+    certificate: dict[str, Any]
+    metrics: list[dict[str, Any]]
+
+
+def train(
+    recipe: Recipe,
+    out: str | os.PathLike[str],
+    *,
+    resume: bool = False,
+    device: str = "auto",
+    physical_batch_size: int | None = None,
+    show_training_loss: bool = False,
+    progress: bool = False,
+    on_start: Callable[[PrivacyPlan, Split], None] | None = None,
+) -> FinishedRun:
+    """Train by a recipe in a run directory, or continue the run that is there.
+
+    `on_start` hears of the plan and the data before the first step.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     run = train(Recipe.load("digits", ["privacy.epochs=2"]), Path(folder) / "run")
+    >>> run.certificate["epsilon"] <= 3, run.metrics[-1]["epoch"] > 1
+    (True, True)
+    """
+    directory = RunDirectory(Path(out))
+    directory.prepare(resume=resume)
+    split = load_data(recipe)
+    where = pick_device(device)
+    plan = recipe.plan(len(split.train))
+    torch.manual_seed(secrets.randbits(63) if recipe.seed is None else recipe.seed)
+    model = build_model(recipe.model, split.train.input_shape, len(split.train.classes))
+    # Convolutions are faster with channels last, and an image of one channel does not say which layout it has.
+    model = model.to(device=where, memory_format=torch.channels_last)
+    optimizer = build_optimizer(recipe.optimizer, model)
+    trainer = PrivateTrainer(
+        model,
+        optimizer=optimizer,
+        loss=LOSSES[check_choice("loss", recipe.loss.name, LOSSES)],
+        plan=plan,
+        delta=recipe.privacy.delta,
+        learning_rate_schedule=build_learning_rate_schedule(recipe.learning_rate_schedule, optimizer, plan),
+        seed=recipe.seed,
+        run_directory=directory.path,
+        resume=True,
+        physical_batch_size=physical_batch_size,
+        show_training_loss=show_training_loss,
+        facts={"data": split.train.name, "model": recipe.model.name},
+    )
+    if not directory.recipe.exists():
+        write_atomically(directory.recipe, recipe.to_toml().encode())
+    if on_start is not None:
+        on_start(plan, split)
+    try:
+        trainer.fit(split.train, validate_on=split.test, progress=progress)
+        save_model(directory.model, model, recipe.model, split.train)
+        return FinishedRun(directory.path, trainer.certificate(), read_metrics(directory.metrics))
+    finally:
+        trainer.close()
+
+
+def load_data(recipe: Recipe) -> Split:
+    """The recipe's data, train and test.
+
+    >>> len(load_data(Recipe.load("digits")).train.classes)
+    10
+    """
+    data = recipe.data
+    return load(
+        data.source,
+        data_dir=data.directory,
+        held_out=data.held_out,
+        mean=data.mean,
+        std=data.std,
+        resize=data.resize,
+    )
+
+
+def pick_device(name: str) -> torch.device:
+    """The device of this name; `auto` is an accelerator where there is one.
+
+    >>> pick_device("cpu")
+    device(type='cpu')
+    """
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "mps" if torch.backends.mps.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise UserError(f"there is no device {name!r} here; choose auto, cpu, or one that torch has") from None
+    return device
+
+
+def build_model(section: ModelSection, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The recipe's network for examples of this shape.
+
+    >>> build_model(ModelSection(name="linear"), (5,), 2)[1]
+    Linear(in_features=5, out_features=2, bias=True)
+    """
+    activation = ACTIVATIONS[check_choice("activation", section.activation, ACTIVATIONS)]
+    return build(section.name, input_shape, classes, activation)
+
+
+def build_optimizer(section: OptimizerSection, model: nn.Module) -> Optimizer:
+    """Any optimizer of torch.optim.
+
+    >>> type(build_optimizer(OptimizerSection(name="Adam", lr=0.001), nn.Linear(2, 2))).__name__
+    'Adam'
+    """
+    kinds = {
+        name: kind
+        for name, kind in vars(torch.optim).items()
+        if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in ("Optimizer", "LBFGS", "SparseAdam")
+    }
+    check_choice("optimizer", section.name, kinds)
+    options = section.model_extra or {}
+    optimizer: Optimizer = _made(kinds[section.name], section.name, "optimizer", options, model.parameters())
+    return optimizer
+
+
+def build_learning_rate_schedule(
+    section: LearningRateSection, optimizer: Optimizer, plan: PrivacyPlan
+) -> lr_scheduler.LRScheduler | None:
+    """Any schedule of torch.optim.lr_scheduler, stepped once a step; where it has a length, that is the plan's by default.
+
+    >>> optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    >>> plan = PrivacyPlan(sample_rate=0.1, steps=50)
+    >>> build_learning_rate_schedule(LearningRateSection(name="CosineAnnealingLR"), optimizer, plan).T_max
+    50
+    """
+    if section.name is None:
+        return None
+    kinds = {
+        name: kind
+        for name, kind in vars(lr_scheduler).items()
+        if inspect.isclass(kind) and issubclass(kind, lr_scheduler.LRScheduler) and name.endswith(("LR", "Restarts"))
+    }
+    check_choice("learning-rate schedule", section.name, kinds)
+    options = dict(section.model_extra or {})
+    known = inspect.signature(kinds[section.name]).parameters
+    for length in ("T_max", "total_iters", "total_steps"):
+        if length in known:
+            options.setdefault(length, plan.steps)
+    schedule: lr_scheduler.LRScheduler = _made(
+        kinds[section.name], section.name, "learning_rate_schedule", options, optimizer
+    )
+    return schedule
+
+
+def save_model(path: Path, model: nn.Module, section: ModelSection, data: Dataset) -> None:
+    """The weights, with all that is needed to use them: network, shape, classes and the constants of normalisation."""
+    facts = {
+        "format": _MODEL_FORMAT,
+        "model": section.model_dump(),
+        "input_shape": list(data.input_shape),
+        "classes": list(data.classes),
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "scaled_bytes": str(data.images.dtype) == "uint8",
+    }
+    save_tensors(path, model.state_dict(), facts)
+
+
+def load_model(run_directory: str | os.PathLike[str], device: str = "cpu") -> tuple[nn.Module, dict[str, Any]]:
+    """The model of a run directory, ready to use, and the facts stored with it."""
+    path = RunDirectory(Path(run_directory)).model
+    if not path.exists():
+        raise UserError(
+            f"{run_directory} holds no model.safetensors; finish the run with `tacit train --resume --out {run_directory}`"
+        )
+    tensors, facts = load_tensors(path)
+    try:
+        section, shape = ModelSection(**facts["model"]), tuple(int(size) for size in facts["input_shape"])
+        model = build_model(section, shape, len(facts["classes"]))
+    except (KeyError, TypeError) as error:
+        raise UserError(f"{path} was not written by tacit: {error} is missing") from None
+    load_weights(model, tensors, path)
+    return model.to(pick_device(device)).eval(), facts
+
+
+def _made(kind: Callable[..., Any], name: str, section: str, options: dict[str, Any], subject: Any) -> Any:
+    """`kind(subject, **options)`, with wrong options named in a sentence."""
+    known = [key for key in inspect.signature(kind).parameters if key not in ("params", "optimizer", "self")]
+    for key in options:
+        if key not in known:
+            raise UserError(f"{name} has no argument {key!r}{nearest(key, known)} it takes {', '.join(known)}")
+    try:
+        return kind(subject, **options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{section}: {name} cannot be made: {error}") from None

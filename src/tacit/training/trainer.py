@@ -1,0 +1,334 @@
+"""The private trainer: sample, clip, record, add noise, update; measure on held-out data; survive whatever happens."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from tacit.gradients import ClippedGradient
+from tacit.learning.losses import PerExampleLoss
+from tacit.privacy.accounting import epsilon_of
+from tacit.privacy.certificate import certificate_of
+from tacit.privacy.ledger import Ledger, released_levels
+from tacit.privacy.mechanism import GaussianMechanism, PrivateGradient
+from tacit.privacy.plan import PrivacyPlan
+from tacit.privacy.randomness import Randomness
+from tacit.privacy.validation import UserError, check_delta
+from tacit.training.checkpoint import load_tensors, load_weights, pack, save_tensors, unpack
+from tacit.training.directory import RunDirectory
+from tacit.training.examples import Examples, Indices, as_examples, channels_last
+from tacit.training.progress import Reporter, progress_of
+
+TRAINING_LOSS = "the training loss"
+_CHECKPOINT_SECONDS = 60.0
+_EVALUATION_BATCH = 512
+
+
+class Interrupted(Exception):
+    """The run was asked to stop (Ctrl-C, SIGTERM) and stopped after a whole step, with everything saved."""
+
+
+class PrivateTrainer:
+    """Trains a model on private gradients alone, by a plan, and certifies what that guarantees.
+
+    The optimizer is any of torch.optim over the model's parameters; the loss gives one value an example. With a `run_directory`,
+    the ledger, checkpoints, metrics and the certificate are kept there, and `resume=True` continues it. `seed` makes a run
+    reproducible, for research: it voids the certificate for release.
+
+    *Guarantee.* Whatever the optimizer sees was released by the plan's mechanism, and paid for in the ledger beforehand.
+
+    >>> from tacit.privacy import Flat, PrivacyPlan
+    >>> inputs, targets = torch.randn(64, 3), torch.randint(0, 2, (64,))
+    >>> model = nn.Linear(3, 2)
+    >>> plan = PrivacyPlan.for_examples(64, batch_size=16, epochs=2, clipping=Flat(1.0)).calibrated(epsilon=3, delta=1e-5)
+    >>> trainer = PrivateTrainer(
+    ...     model,
+    ...     optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+    ...     loss=nn.CrossEntropyLoss(reduction="none"),
+    ...     plan=plan,
+    ... )
+    >>> history = trainer.fit((inputs, targets))
+    >>> certificate = trainer.certificate()
+    >>> certificate["releases"], certificate["epsilon"] <= 3, certificate["valid_for_release"]
+    (8, True, True)
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        optimizer: Optimizer,
+        loss: PerExampleLoss,
+        plan: PrivacyPlan,
+        delta: float = 1e-5,
+        learning_rate_schedule: LRScheduler | None = None,
+        seed: int | None = None,
+        run_directory: str | os.PathLike[str] | None = None,
+        resume: bool = False,
+        physical_batch_size: int | None = None,
+        show_training_loss: bool = False,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        _check_optimizer(optimizer, model)
+        self.model, self.optimizer, self.loss, self.plan = model, optimizer, loss, plan
+        self.delta = check_delta(delta)
+        self.learning_rate_schedule = learning_rate_schedule
+        self.directory = None if run_directory is None else RunDirectory(Path(run_directory))
+        self.show_training_loss = show_training_loss
+        self._gradient = ClippedGradient(
+            model, loss=loss, clipping=plan.clipping, physical_batch_size=physical_batch_size
+        )
+        self._seed, self._resume, self._facts = seed, resume, dict(facts or {})
+        self._ledger: Ledger | None = None
+        self._mechanism: GaussianMechanism | None = None
+        self._randomness: Randomness | None = None
+        self._seconds = 0.0
+        self._stop_requested = False
+        if self.directory is not None:
+            self.directory.prepare(resume=resume)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next(self.model.parameters()).device
+
+    def fit(self, dataset: Any, *, validate_on: Any = None, progress: bool = False) -> list[dict[str, Any]]:
+        """Make every step the plan still has, on batches the plan's sampler draws; returns one row of figures an epoch.
+
+        `validate_on` is held-out data, measured exactly after each epoch: the guarantee does not cover it.
+        """
+        examples = as_examples(dataset)
+        held_out = None if validate_on is None else as_examples(validate_on)
+        mechanism, ledger, randomness = self._opened(examples=len(examples), evaluated_on_held_out=held_out is not None)
+        if self.show_training_loss:
+            ledger.record_disclosure(TRAINING_LOSS)
+        sampler = self.plan.sampler(len(examples), randomness)
+        epochs = round(self.plan.steps * self.plan.sample_rate, 1)
+        history: list[dict[str, Any]] = []
+        started, saved = time.monotonic() - self._seconds, self._seconds
+        with (
+            self._stopping_cleanly(),
+            progress_of(self.plan.steps, first=mechanism.next_step, epochs=epochs, show=progress) as reporter,
+        ):
+            while mechanism.steps_left > 0:
+                indices = sampler.draw()
+                self._update(self._release(self._chunks(examples, indices), sampled_by="tacit"))
+                self._seconds = time.monotonic() - started
+                step = mechanism.next_step
+                reporter.step(step)
+                if step % self.plan.steps_per_epoch == 0 or mechanism.steps_left == 0:
+                    history.append(self._measure(examples, indices, held_out, reporter))
+                    self._save()
+                    saved = self._seconds
+                elif self._stop_requested or self._seconds - saved > _CHECKPOINT_SECONDS:
+                    self._save()
+                    saved = self._seconds
+                if self._stop_requested and mechanism.steps_left > 0:
+                    self._certify()
+                    raise Interrupted
+        self._certify()
+        return history
+
+    def step(self, batch: tuple[Any, Tensor]) -> PrivateGradient:
+        """One step on a batch of your own choosing: (inputs, targets), of any size, also empty.
+
+        The plan counts on Poisson sampling at its rate. Draw batches by `plan.sampler(...)`; since that cannot be checked here,
+        the certificate says that the caller chose them and is void for release.
+        """
+        self._opened(examples=None, evaluated_on_held_out=False)
+        private = self._release([batch], sampled_by="caller")
+        self._update(private)
+        return private
+
+    def certificate(self) -> dict[str, Any]:
+        """What is guaranteed so far, computed from the ledger."""
+        if self._ledger is None:
+            raise UserError("there is nothing to certify yet; call fit or step first")
+        return certificate_of(self._ledger.entries)
+
+    def close(self) -> None:
+        """Give the run directory up for other processes."""
+        if self._ledger is not None:
+            self._ledger.close()
+
+    def _opened(self, **facts: Any) -> tuple[GaussianMechanism, Ledger, Randomness]:
+        """The ledger, opened when the first data come, and the mechanism and randomness that go with it."""
+        if self._mechanism is None or self._ledger is None or self._randomness is None:
+            facts = {"reproducible": self._seed is not None, **facts, **self._facts}
+            if self.directory is None:
+                self._ledger = Ledger.in_memory(self.plan, delta=self.delta, **facts)
+            else:
+                self._ledger = self.directory.open_ledger(self.plan, resume=self._resume, delta=self.delta, facts=facts)
+                if self.directory.checkpoint.exists():
+                    self._load()
+                else:
+                    self._save()
+            if self._seed is None:
+                self._randomness = Randomness.from_operating_system()
+            else:
+                self._randomness = Randomness.from_seed(self._seed, launch=self._ledger.launches)
+            self._mechanism = self.plan.mechanism(self._randomness, self._ledger)
+        return self._mechanism, self._ledger, self._randomness
+
+    def _chunks(self, examples: Examples, indices: Indices) -> Iterator[tuple[Any, Tensor]]:
+        """The batch in pieces that fit in memory, made only when they are needed."""
+        if len(indices) == 0:
+            return
+        inputs, targets = examples.batch(indices[:2], self.device)
+        size = self._gradient.physical_batch_size_for(channels_last(inputs), targets)
+        for start in range(0, len(indices), size):
+            inputs, targets = examples.batch(indices[start : start + size], self.device)
+            yield channels_last(inputs), targets
+
+    def _release(self, chunks: Iterator[Any] | Sequence[Any], *, sampled_by: str) -> PrivateGradient:
+        assert self._mechanism is not None
+        self.model.train()
+        return self._mechanism.release(self._gradient.over(chunks), sampled_by=sampled_by)
+
+    def _update(self, private: PrivateGradient) -> None:
+        """Only a private gradient reaches the optimizer."""
+        for name, parameter in self.model.named_parameters():
+            parameter.grad = private.gradients.get(name)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.learning_rate_schedule is not None:
+            self.learning_rate_schedule.step()
+
+    def _measure(
+        self, examples: Examples, indices: Indices, held_out: Examples | None, reporter: Reporter
+    ) -> dict[str, Any]:
+        assert self._ledger is not None
+        step = self._ledger.releases
+        spent = epsilon_of(self.plan.sample_rate, released_levels(self._ledger.entries), self.delta, coarse=True)
+        row: dict[str, Any] = {
+            "step": step,
+            "epoch": round(step * self.plan.sample_rate, 2),
+            "epsilon": spent if math.isfinite(spent) else None,
+            "seconds": round(self._seconds, 2),
+        }
+        if held_out is not None:
+            row["test_accuracy"], row["test_loss"] = evaluate(self.model, held_out, self.loss)
+        if self.show_training_loss:
+            row["training_loss"] = mean_loss(self.model, examples, self.loss, indices)
+        reporter.measured(row)
+        if self.directory is not None:
+            self.directory.append_metrics(row)
+        return row
+
+    def _certify(self) -> None:
+        if self.directory is not None and self._ledger is not None:
+            self.directory.write_certificate(self._ledger)
+
+    def _save(self) -> None:
+        """A checkpoint of the model and the optimizer as they are."""
+        if self.directory is None:
+            return
+        assert self._ledger is not None
+        tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        state = {"optimizer": pack(self.optimizer.state_dict(), tensors, "optimizer")}
+        if self.learning_rate_schedule is not None:
+            schedule = self.learning_rate_schedule.state_dict()
+            state["learning_rate_schedule"] = pack(schedule, tensors, "learning_rate_schedule")
+        covered = {"entries": len(self._ledger.entries), "head": self._ledger.head}
+        save_tensors(self.directory.checkpoint, tensors, {"ledger": covered, "seconds": self._seconds, "state": state})
+
+    def _load(self) -> None:
+        """The last checkpoint. Releases made after it are lost, yet paid for: the run goes on with the steps that are left."""
+        assert self.directory is not None
+        assert self._ledger is not None
+        path = self.directory.checkpoint
+        tensors, facts = load_tensors(path)
+        try:
+            covered, state = facts["ledger"], facts["state"]
+            entry = self._ledger.entries[covered["entries"] - 1]
+            if entry["hash"] != covered["head"]:
+                raise IndexError
+        except (KeyError, TypeError):
+            raise UserError(f"{path} is not a checkpoint of tacit") from None
+        except IndexError:
+            raise UserError(
+                f"{path} and {self.directory.ledger} are not of the same run, or the ledger was cut"
+            ) from None
+        weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
+        load_weights(self.model, weights, path)
+        try:
+            self.optimizer.load_state_dict(unpack(state["optimizer"], tensors))
+            if self.learning_rate_schedule is not None:
+                self.learning_rate_schedule.load_state_dict(unpack(state["learning_rate_schedule"], tensors))
+        except (KeyError, ValueError, TypeError) as error:
+            raise UserError(f"{path} is a checkpoint of another optimizer: {error}") from None
+        self._seconds = float(facts["seconds"])
+
+    @contextmanager
+    def _stopping_cleanly(self) -> Iterator[None]:
+        """Ctrl-C and SIGTERM end the run after the step under way; a second Ctrl-C ends it at once."""
+        self._stop_requested = False
+        if threading.current_thread() is not threading.main_thread():
+            yield
+            return
+
+        def request(number: int, frame: Any) -> None:
+            if self._stop_requested:
+                raise KeyboardInterrupt
+            self._stop_requested = True
+
+        former = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in former.items():
+                signal.signal(number, handler)
+
+
+@torch.no_grad()
+def evaluate(model: nn.Module, dataset: Any, loss: PerExampleLoss) -> tuple[float, float]:
+    """Accuracy and mean loss over a data set, exactly. On training data, the result is private.
+
+    >>> inputs, targets = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
+    >>> accuracy, loss = evaluate(nn.Linear(2, 2), (inputs, targets), nn.CrossEntropyLoss(reduction="none"))
+    >>> accuracy in (0.0, 1.0)
+    True
+    """
+    examples = as_examples(dataset)
+    device = next(model.parameters()).device
+    mode = model.training
+    model.eval()
+    try:
+        right, total = 0, 0.0
+        for start in range(0, len(examples), _EVALUATION_BATCH):
+            chosen = range(start, min(start + _EVALUATION_BATCH, len(examples)))
+            inputs, targets = examples.batch(list(chosen), device)
+            outputs = model(channels_last(inputs))
+            right += int((outputs.argmax(dim=1) == targets).sum())
+            total += float(loss(outputs, targets).sum())
+    finally:
+        model.train(mode)
+    return right / len(examples), total / len(examples)
+
+
+@torch.no_grad()
+def mean_loss(model: nn.Module, examples: Examples, loss: PerExampleLoss, indices: Indices) -> float | None:
+    """The mean loss of a batch: private data, for `show_training_loss` alone."""
+    if len(indices) == 0:
+        return None
+    inputs, targets = examples.batch(indices[:_EVALUATION_BATCH], next(model.parameters()).device)
+    return float(loss(model(inputs), targets).mean())
+
+
+def _check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
+    own = {id(parameter) for parameter in model.parameters()}
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    if not held <= own:
+        raise UserError("the optimizer holds parameters that are not the model's; make it from model.parameters()")

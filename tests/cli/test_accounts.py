@@ -1,0 +1,117 @@
+"""`account`, `calibrate`, `verify` and help answer rightly and at once."""
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from tacit.cli import app
+from tacit.privacy import UserError
+
+
+def run(*arguments):
+    """In this process, which has dp-accounting imported already."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    if isinstance(result.exception, UserError):
+        raise result.exception
+    return result
+
+
+def answer(*arguments):
+    return json.loads(run(*arguments, "--json").stdout)
+
+
+@pytest.mark.parametrize(
+    ("sigma", "rate", "steps", "accountant", "epsilon"),
+    [
+        (1.54, "1024/50000", 1440, "rdp", 2.585),
+        (1.38, "600/60000", 2000, "rdp", 1.641),
+        (1.54, "1024/50000", 1440, "pld", 2.365),
+    ],
+)
+def test_account_gives_the_known_epsilons(sigma, rate, steps, accountant, epsilon):
+    found = answer("account", "-s", sigma, "-q", rate, "--steps", steps, "--delta", 1e-5, "--accountant", accountant)
+    assert found["epsilon"] == pytest.approx(epsilon, abs=5e-4)
+    assert (found["delta"], found["noise_multiplier"], found["steps"]) == (1e-5, sigma, steps)
+
+
+def test_pld_is_below_rdp_for_the_second_setting_too():
+    arguments = ("account", "-s", 1.38, "-q", "600/60000", "--epochs", 20)
+    assert answer(*arguments)["epsilon"] < answer(*arguments, "--accountant", "rdp")["epsilon"]
+
+
+def test_a_schedule_is_accounted_and_costs_less_than_its_least_noise():
+    shared = ("-q", 0.01, "--steps", 100)
+    low, mixed = answer("account", "-s", 1, *shared), answer("account", "--schedule", "linear:2:1", *shared)
+    assert 0 < mixed["epsilon"] < low["epsilon"]
+
+
+@pytest.mark.parametrize(("epsilon", "rate", "steps"), [(3, "512/60000", 4688), (1, 0.01, 500), (8, 0.1, 100)])
+def test_calibrate_never_exceeds_the_target_and_comes_within_half_a_per_cent(epsilon, rate, steps):
+    found = answer("calibrate", "-e", epsilon, "-q", rate, "--steps", steps)
+    assert 0.995 * epsilon <= found["epsilon"] <= epsilon
+    again = answer("account", "-s", repr(found["noise_multiplier"]), "-q", rate, "--steps", steps)
+    assert again["epsilon"] == found["epsilon"]
+
+
+def test_calibrate_keeps_the_shape_of_a_schedule():
+    found = answer("calibrate", "-e", 2, "-q", 0.01, "--steps", 3, "--schedule", "linear:2:1")
+    assert found["schedule"]["first"] == pytest.approx(2 * found["schedule"]["last"])
+    assert found["epsilon"] <= 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("account", "-s", 1, "-q", 1.5, "--steps", 5), "sample_rate must be above 0 and at most 1"),
+        (("account", "-s", 1, "-q", "1/0", "--steps", 5), "fraction"),
+        (("account", "-s", -1, "-q", 0.1, "--steps", 5), "noise_multiplier must be a finite number above 0"),
+        (("account", "-s", 1, "-q", 0.1, "--steps", 5, "--delta", 1), "delta must lie strictly between 0 and 1"),
+        (("account", "-s", 1, "-q", 0.1, "--steps", 0), "steps must be a whole number"),
+        (("account", "-s", 1, "-q", 0.1), "either --steps or --epochs"),
+        (("account", "-q", 0.1, "--steps", 5), "either --noise-multiplier or --schedule"),
+        (("account", "--schedule", "linar:1:2", "-q", 0.1, "--steps", 5), "did you mean 'linear'"),
+        (("account", "-s", 1, "-q", 0.1, "--steps", 5, "--accountant", "pdl"), "did you mean 'pld'"),
+        (("calibrate", "-e", -1, "-q", 0.1, "--steps", 5), "epsilon must be a finite number above 0"),
+        (("calibrate", "-e", 1e-9, "-q", 0.1, "--steps", 5, "-d", 1e-9), "no noise reaches"),
+        (("calibrate", "-e", 1, "-q", 0.001, "--steps", 5, "-d", 0.1), "smaller delta"),
+        (("verify", "no-such-directory"), "no run directory"),
+    ],
+)
+def test_bad_input_is_told_in_one_sentence(arguments, says):
+    with pytest.raises(UserError, match=says) as refusal:
+        run(*arguments)
+    assert "\n" not in str(refusal.value)
+
+
+def test_errors_go_to_stderr_with_status_2_and_no_traceback(tacit):
+    done = tacit("account", "-s", 1, "-q", 2, "--steps", 5)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "tacit: sample_rate must be above 0 and at most 1, not 2.0\n"
+
+
+@pytest.mark.parametrize(
+    "command", ["train", "evaluate", "predict", "verify", "account", "calibrate", "recipes", "data"]
+)
+def test_every_command_has_help(command):
+    result = run(command, "--help")
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) > 8
+
+
+def test_what_needs_no_torch_does_not_import_it(tacit, finished):
+    import subprocess
+    import sys
+
+    for arguments in (
+        ["--help"],
+        ["account", "-s", "1", "-q", "0.1", "--steps", "5"],
+        ["verify", str(finished)],
+        ["recipes"],
+    ):
+        code = (
+            "import sys\nfrom tacit.cli import main\nsys.argv = ['tacit', *sys.argv[1:]]\n"
+            "try:\n    main()\nexcept SystemExit as end:\n    assert not end.code, end.code\n"
+            "assert 'torch' not in sys.modules, 'torch'"
+        )
+        subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)

@@ -1,0 +1,60 @@
+"""The networks are the papers' own, and BatchNorm can be had out of any model."""
+
+import pytest
+import torch
+from torch import nn
+
+from tacit.gradients import ClippedGradient
+from tacit.learning import ACTIVATIONS, LOSSES
+from tacit.models import MODELS, build, without_batch_norm
+from tacit.privacy import Flat, UserError
+
+
+def test_the_papers_networks_have_the_papers_number_of_parameters():
+    counts = {
+        name: sum(p.numel() for p in build(name, shape, 10).parameters())
+        for name, shape in (("mnist-cnn", (1, 28, 28)), ("cifar-cnn", (3, 32, 32)))
+    }
+    assert counts == {"mnist-cnn": 26_010, "cifar-cnn": 550_570}
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_network_trains_privately_with_every_activation(name, activation):
+    model = build(name, (3, 32, 32), 4, ACTIVATIONS[activation])
+    for loss in LOSSES.values():
+        summed = ClippedGradient(model, loss=loss, clipping=Flat(1.0))(
+            torch.randn(3, 3, 32, 32), torch.tensor([0, 1, 3])
+        )
+        assert summed.norms.shape == (3, 1)
+        assert all(torch.isfinite(gradient).all() for gradient in summed.gradients.values())
+
+
+def test_a_shape_that_does_not_fit_is_refused_in_words():
+    with pytest.raises(UserError, match="needs images"):
+        build("cifar-cnn", (20,), 2)
+    with pytest.raises(UserError, match="too small"):
+        build("mnist-cnn", (1, 8, 8), 2)
+    with pytest.raises(UserError, match="did you mean 'cifar-cnn'"):
+        build("cifar-cn", (3, 32, 32), 2)
+
+
+def test_replacing_batch_norm_leaves_none_and_keeps_the_rest():
+    block = nn.Sequential(nn.Conv2d(8, 12, 3), nn.BatchNorm2d(12), nn.ReLU())
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), block, nn.Flatten(), nn.LazyLinear(2))
+    model(torch.zeros(2, 3, 8, 8))
+    nn.init.constant_(model[1].weight, 1.5)
+    replaced = without_batch_norm(model)
+    assert not any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in replaced.modules())
+    assert isinstance(model[1], nn.BatchNorm2d), "the original is left as it is"
+    assert torch.equal(replaced[1].weight, model[1].weight)
+    assert torch.equal(replaced[0].weight, model[0].weight)
+    ClippedGradient(replaced, loss=LOSSES["cross-entropy"], clipping=Flat(1.0))(
+        torch.randn(2, 3, 8, 8), torch.tensor([0, 1])
+    )
+
+
+def test_a_lone_batch_norm_of_vectors_is_replaced_too():
+    replaced = without_batch_norm(nn.BatchNorm1d(6), groups=4)
+    assert isinstance(replaced, nn.GroupNorm)
+    assert replaced(torch.randn(2, 6)).shape == (2, 6)

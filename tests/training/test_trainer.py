@@ -1,0 +1,287 @@
+"""The trainer updates by private gradients alone, pays for each, and ends within its plan."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+from torch import nn
+
+from tacit import PrivateTrainer
+from tacit.data import load
+from tacit.privacy import Flat, Grouped, PrivacyPlan, UserError, read_ledger, verify
+from tacit.privacy.schedules import Constant, Linear
+from tacit.training import Interrupted
+from tacit.training.trainer import evaluate
+
+CROSS_ENTROPY = nn.CrossEntropyLoss(reduction="none")
+
+
+def blobs(examples=200, classes=3, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    targets = torch.arange(examples) % classes
+    centres = 3 * torch.eye(classes, 5)
+    return centres[targets] + 0.5 * torch.randn(examples, 5, generator=generator), targets
+
+
+def plan_of(steps=20, sigma=1.0, **changes):
+    defaults = {"sample_rate": 0.25, "expected_batch_size": 50, "clipping": Flat(1.0), "noise": Constant(sigma)}
+    return PrivacyPlan(steps=steps, **{**defaults, **changes})
+
+
+def trainer_of(plan=None, lr=0.5, model=None, **options):
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3) if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    return PrivateTrainer(model, optimizer=optimizer, loss=CROSS_ENTROPY, plan=plan or plan_of(), **options)
+
+
+def test_it_learns_and_its_history_holds_one_row_an_epoch():
+    trainer = trainer_of(plan_of(steps=40, sigma=0.5))
+    history = trainer.fit(blobs(), validate_on=blobs(seed=1))
+    assert history[-1]["test_accuracy"] > 0.95
+    assert [row["step"] for row in history] == list(range(4, 41, 4))
+    assert trainer.certificate()["releases"] == 40
+
+
+def test_the_training_loss_is_nowhere_unless_it_is_asked_for(tmp_path):
+    trainer_of(run_directory=tmp_path / "run").fit(blobs(), validate_on=blobs(seed=1))
+    everything = b"".join(path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file())
+    assert b"training_loss" not in everything
+    assert b"not_finite" not in everything
+    assert verify(tmp_path / "run")["valid_for_release"]
+
+
+def test_a_shown_training_loss_is_on_the_certificate_before_it_is_shown(tmp_path):
+    trainer = trainer_of(run_directory=tmp_path / "run", show_training_loss=True)
+    history = trainer.fit(blobs())
+    assert history[0]["training_loss"] > 0
+    certificate = verify(tmp_path / "run")
+    assert not certificate["valid_for_release"]
+    assert "training loss" in certificate["void_because"][0]
+    kinds = [entry["kind"] for entry in read_ledger(tmp_path / "run" / "ledger.jsonl")]
+    assert kinds.index("disclosure") < kinds.index("release")
+
+
+def test_a_seed_repeats_a_run_exactly_and_voids_its_certificate():
+    weights = []
+    for _ in range(2):
+        trainer = trainer_of(seed=5)
+        trainer.fit(blobs())
+        weights.append(trainer.model.weight.clone())
+    assert torch.equal(*weights)
+    assert not trainer.certificate()["valid_for_release"]
+
+
+def test_without_a_seed_no_two_runs_are_the_same():
+    weights = []
+    for _ in range(2):
+        trainer = trainer_of()
+        trainer.fit(blobs())
+        weights.append(trainer.model.weight.clone())
+    assert not torch.equal(*weights)
+
+
+def test_an_empty_batch_is_a_step_like_any_other():
+    plan = plan_of(steps=5, sample_rate=1e-9)
+    trainer = trainer_of(plan)
+    before = trainer.model.weight.clone()
+    trainer.fit(blobs(10))
+    assert trainer.certificate()["releases"] == 5
+    assert not torch.equal(before, trainer.model.weight)
+
+
+def test_a_batch_of_ones_own_works_and_is_said_on_the_certificate():
+    trainer = trainer_of()
+    private = trainer.step(blobs())
+    assert set(private.gradients) == {"weight", "bias"}
+    trainer.step((torch.zeros(0, 5), torch.zeros(0, dtype=torch.long)))
+    assert "chosen by the caller" in trainer.certificate()["void_because"][0]
+
+
+def test_the_budget_is_a_hard_stop():
+    trainer = trainer_of(plan_of(steps=2))
+    trainer.step(blobs())
+    trainer.step(blobs())
+    before = trainer.model.weight.clone()
+    with pytest.raises(UserError, match="budget is spent"):
+        trainer.step(blobs())
+    assert torch.equal(before, trainer.model.weight)
+
+
+def test_frozen_parameters_stay_and_grouped_clipping_trains():
+    model = nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Linear(8, 3))
+    model[0].weight.requires_grad_(False)
+    before = model[0].weight.clone()
+    plan = plan_of(clipping=Grouped((("0.*",), ("2.*",)), (0.5, 1.0), noise_shape=(1.0, 2.0)), noise=Linear(2.0, 1.0))
+    trainer = trainer_of(plan, model=model)
+    trainer.fit(blobs())
+    assert torch.equal(before, model[0].weight)
+    assert len(trainer.certificate()["noise"]["levels"]) == plan.steps
+
+
+def test_only_the_models_own_parameters_can_be_optimized():
+    model, other = nn.Linear(5, 3), nn.Linear(5, 3)
+    with pytest.raises(UserError, match="not the model's"):
+        PrivateTrainer(model, optimizer=torch.optim.SGD(other.parameters(), lr=1), loss=CROSS_ENTROPY, plan=plan_of())
+
+
+def test_a_model_that_mixes_examples_is_refused_before_anything_is_spent(tmp_path):
+    model = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Linear(8, 3))
+    with pytest.raises(UserError, match="without_batch_norm"):
+        trainer_of(model=model, run_directory=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_bad_data_are_refused_in_words():
+    inputs, targets = blobs()
+    with pytest.raises(UserError, match="empty"):
+        trainer_of().fit((inputs[:0], targets[:0]))
+    with pytest.raises(UserError, match="NaN"):
+        trainer_of().fit((inputs * float("nan"), targets))
+    with pytest.raises(UserError, match="199 targets"):
+        trainer_of().fit((inputs, targets[1:]))
+    with pytest.raises(UserError, match="cannot train on"):
+        trainer_of().fit(7)
+    with pytest.raises(UserError, match="nothing to certify"):
+        trainer_of().certificate()
+
+
+def test_a_torch_data_set_of_pairs_trains_too():
+    inputs, targets = blobs()
+    trainer = trainer_of()
+    trainer.fit(torch.utils.data.TensorDataset(inputs, targets))
+    assert evaluate(trainer.model, (inputs, targets), CROSS_ENTROPY)[0] > 0.8
+
+
+def test_any_physical_batch_size_trains_the_same_model():
+    weights = []
+    for size in (3, 1000):
+        trainer = trainer_of(seed=1, physical_batch_size=size)
+        trainer.fit(blobs())
+        weights.append(trainer.model.weight.clone())
+    torch.testing.assert_close(*weights, rtol=1e-4, atol=1e-6)
+
+
+class _InterruptAt(torch.utils.data.Dataset):
+    """Sends this process a Ctrl-C when it is read for the n-th time."""
+
+    def __init__(self, data, reads):
+        self.data, self.reads = data, reads
+
+    def __len__(self):
+        return len(self.data[0])
+
+    def __getitem__(self, index):
+        self.reads -= 1
+        if self.reads == 0:
+            os.kill(os.getpid(), signal.SIGINT)
+        return self.data[0][index], self.data[1][index]
+
+
+def test_an_interrupted_run_loses_no_step_and_its_sequel_draws_other_noise(tmp_path):
+    run = tmp_path / "run"
+    trainer = trainer_of(seed=3, run_directory=run)
+    with pytest.raises(Interrupted):
+        trainer.fit(_InterruptAt(blobs(), reads=400))
+    trainer.close()
+    made = len([e for e in read_ledger(run / "ledger.jsonl") if e["kind"] == "release"])
+    assert 0 < made < 20
+    assert verify(run)["releases"] == made
+    stopped_at = trainer.model.weight.clone()
+
+    sequel = trainer_of(seed=3, run_directory=run, resume=True)
+    sequel.model.weight.data.zero_()
+    sequel.fit(blobs())
+    sequel.close()
+    assert not torch.equal(stopped_at, sequel.model.weight)
+    assert verify(run)["releases"] == 20
+
+    whole = trainer_of(seed=3)
+    whole.fit(blobs())
+    assert not torch.equal(whole.model.weight, sequel.model.weight)
+
+
+def test_resuming_takes_up_weights_optimizer_and_learning_rate(tmp_path):
+    run = tmp_path / "run"
+    first = trainer_of(run_directory=run)
+    first.learning_rate_schedule = torch.optim.lr_scheduler.ExponentialLR(first.optimizer, 0.9)
+    with pytest.raises(Interrupted):
+        first.fit(_InterruptAt(blobs(), reads=400))
+    first.close()
+    again = trainer_of(run_directory=run, resume=True)
+    again.learning_rate_schedule = torch.optim.lr_scheduler.ExponentialLR(again.optimizer, 0.9)
+    again._opened(examples=200, evaluated_on_held_out=False)
+    assert torch.equal(first.model.weight, again.model.weight)
+    assert again.optimizer.param_groups[0]["lr"] == first.optimizer.param_groups[0]["lr"] < 0.5
+    buffers = [next(iter(t.optimizer.state.values()))["momentum_buffer"] for t in (first, again)]
+    assert torch.equal(*buffers)
+    again.close()
+
+
+def test_a_run_cannot_be_resumed_with_another_plan_model_data_or_optimizer(tmp_path):
+    run = tmp_path / "run"
+    trainer = trainer_of(run_directory=run)
+    with pytest.raises(Interrupted):
+        trainer.fit(_InterruptAt(blobs(), reads=400))
+    trainer.close()
+    with pytest.raises(UserError, match="exists already"):
+        trainer_of(run_directory=run)
+    with pytest.raises(UserError, match="another plan or other data"):
+        trainer_of(plan_of(sigma=2.0), run_directory=run, resume=True).fit(blobs())
+    with pytest.raises(UserError, match="another plan or other data"):
+        trainer_of(run_directory=run, resume=True).fit(blobs(100))
+    with pytest.raises(UserError, match="checkpoint of another model"):
+        other = trainer_of(model=nn.Sequential(nn.Linear(5, 3)), run_directory=run, resume=True)
+        other.fit(blobs())
+    other.close()
+
+
+def test_a_damaged_checkpoint_or_a_cut_ledger_is_refused(tmp_path):
+    run = tmp_path / "run"
+    trainer_of(run_directory=run).fit(blobs())
+    checkpoint, ledger = run / "checkpoint" / "state.safetensors", run / "ledger.jsonl"
+    content, lines = checkpoint.read_bytes(), ledger.read_bytes().splitlines(keepends=True)
+
+    def refused(says):
+        trainer = trainer_of(run_directory=run, resume=True)
+        with pytest.raises(UserError, match=says):
+            trainer.fit(blobs())
+        trainer.close()
+
+    checkpoint.write_bytes(content[: len(content) // 2])
+    refused("damaged")
+    checkpoint.write_bytes(content)
+    ledger.write_bytes(b"".join(lines[:-5]))
+    refused("the ledger was cut")
+
+
+def test_two_processes_cannot_train_in_one_directory(tmp_path):
+    first = trainer_of(run_directory=tmp_path / "run")
+    first._opened(examples=200, evaluated_on_held_out=False)
+    with pytest.raises(UserError, match="another process"):
+        trainer_of(run_directory=tmp_path / "run", resume=True).fit(blobs())
+    first.close()
+
+
+def test_metrics_survive_a_line_cut_short(tmp_path):
+    from tacit.training.directory import RunDirectory, read_metrics
+
+    directory = RunDirectory(tmp_path)
+    directory.metrics.write_text('{"step": 1}\n{"ste')
+    directory.append_metrics({"step": 2})
+    assert read_metrics(directory.metrics) == [{"step": 1}, {"step": 2}]
+
+
+def test_the_embedded_digits_train_well_at_epsilon_3(tmp_path):
+    from tacit.training import Recipe, load_model, train
+
+    run = train(Recipe.load("digits", ["seed=0"]), tmp_path / "run")
+    assert run.certificate["epsilon"] <= 3
+    assert run.metrics[-1]["test_accuracy"] >= 0.9
+    model, facts = load_model(tmp_path / "run")
+    test = load("digits").test
+    assert evaluate(model, test, CROSS_ENTROPY)[0] == run.metrics[-1]["test_accuracy"]
+    assert facts["classes"] == list(test.classes)
+    assert json.loads((tmp_path / "run" / "certificate.json").read_text()) == run.certificate
