@@ -232,8 +232,8 @@ def test_a_run_cannot_be_resumed_with_another_plan_model_data_or_optimizer(tmp_p
         trainer_of(plan_of(sigma=2.0), run_directory=run, resume=True).fit(blobs())
     with pytest.raises(UserError, match="another plan or other data"):
         trainer_of(run_directory=run, resume=True).fit(blobs(100))
+    other = trainer_of(model=nn.Sequential(nn.Linear(5, 3)), run_directory=run, resume=True)
     with pytest.raises(UserError, match="checkpoint of another model"):
-        other = trainer_of(model=nn.Sequential(nn.Linear(5, 3)), run_directory=run, resume=True)
         other.fit(blobs())
     other.close()
 

@@ -109,7 +109,7 @@ def windows(module: Conv, x: Tensor) -> Tensor:
     for axis, (k, s, d) in enumerate(zip(module.kernel_size, module.stride, module.dilation), start=2):
         x = x.unfold(axis, d * (k - 1) + 1, s)[..., ::d]
     batch, channels, *rest = x.shape
-    x = x.unflatten(1, (module.groups, channels // module.groups))
+    x = x.reshape(batch, module.groups, channels // module.groups, *rest)
     positions, kernel = range(3, 3 + spatial), range(3 + spatial, 3 + 2 * spatial)
     x = x.permute(0, 1, *positions, *((*kernel, 2) if last else (2, *kernel)))
     return x.reshape(batch, module.groups, math.prod(rest[:spatial]), -1)

@@ -28,8 +28,10 @@ Levels = Sequence[tuple[float, int]]
 ACCOUNTANTS = ("pld", "rdp")
 
 # A PLD costs time in proportion to the number of distinct levels; a schedule with more of them is rounded down to these many.
-MOST_LEVELS = 32
+# With more than a few of them, the coarse grid has to do for all.
+MOST_LEVELS, _MOST_FINE_LEVELS = 32, 4
 _GRID = 1e-4  # the PLD's grid at an epsilon of about 2; finer below, coarser above
+_COARSE = 10  # how much coarser the grid of a search is
 _TOLERANCE = 4e-3  # calibration ends within this fraction below the target
 _SMALLEST_MULTIPLIER, _LARGEST_MULTIPLIER = 0.05, 1e6
 # Below these a PLD is not to be trusted (its convolutions are right to about 1e-15) or takes for ever; RDP answers alone.
@@ -101,7 +103,8 @@ def _epsilon_of(
         return _by_rdp(event, delta)
     rough = _by_rdp(event, delta, orders=_ROUGH_ORDERS)
     # Both bounds hold, so the smaller one does; RDP is the smaller one only at extremes, where the grid tells.
-    return min(rough, _by_pld(event, delta, _interval(rough, smallest) * (10 if coarse else 1)))
+    grid = _interval(rough, smallest) * (_COARSE if coarse or len(levels) > _MOST_FINE_LEVELS else 1)
+    return min(rough, _by_pld(event, delta, grid))
 
 
 def rounded_down(levels: Levels, most: int = MOST_LEVELS) -> list[tuple[float, int]]:

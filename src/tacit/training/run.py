@@ -65,7 +65,7 @@ def train(
     torch.manual_seed(secrets.randbits(63) if recipe.seed is None else recipe.seed)
     model = build_model(recipe.model, split.train.input_shape, len(split.train.classes))
     # Convolutions are faster with channels last, and an image of one channel does not say which layout it has.
-    model = model.to(device=where, memory_format=torch.channels_last)
+    model = model.to(where).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = build_optimizer(recipe.optimizer, model)
     trainer = PrivateTrainer(
         model,
