@@ -137,8 +137,10 @@ class PrivateTrainer:
                     saved = self._seconds
                 if self._stop_requested and mechanism.steps_left > 0:
                     self._certify()
+                    self.close()
                     raise Interrupted
         self._certify()
+        self.close()
         return history
 
     def step(self, batch: tuple[Any, Tensor]) -> PrivateGradient:
@@ -159,7 +161,7 @@ class PrivateTrainer:
         return certificate_of(self._ledger.entries)
 
     def close(self) -> None:
-        """Give the run directory up for other processes."""
+        """Give the run directory up for other processes, as `fit` does at its end."""
         if self._ledger is not None:
             self._ledger.close()
 
@@ -171,10 +173,14 @@ class PrivateTrainer:
                 self._ledger = Ledger.in_memory(self.plan, delta=self.delta, **facts)
             else:
                 self._ledger = self.directory.open_ledger(self.plan, resume=self._resume, delta=self.delta, facts=facts)
-                if self.directory.checkpoint.exists():
-                    self._load()
-                else:
-                    self._save()
+                try:
+                    if self.directory.checkpoint.exists():
+                        self._load()
+                    else:
+                        self._save()
+                except UserError:
+                    self.close()
+                    raise
             if self._seed is None:
                 self._randomness = Randomness.from_operating_system()
             else:
