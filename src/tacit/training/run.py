@@ -199,6 +199,8 @@ def save_model(path: Path, model: nn.Module, section: ModelSection, data: Datase
 def load_model(run_directory: str | os.PathLike[str], device: str = "cpu") -> tuple[nn.Module, dict[str, Any]]:
     """The model of a run directory, ready to use, and the facts stored with it."""
     path = RunDirectory(Path(run_directory)).model
+    if not path.parent.is_dir():
+        raise UserError(f"there is no run directory at {run_directory}")
     if not path.exists():
         raise UserError(
             f"{run_directory} holds no model.safetensors; finish the run with `tacit train --resume --out {run_directory}`"

@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -273,9 +274,18 @@ class PrivateTrainer:
             self.optimizer.load_state_dict(unpack(state["optimizer"], tensors))
             if self.learning_rate_schedule is not None:
                 self.learning_rate_schedule.load_state_dict(unpack(state["learning_rate_schedule"], tensors))
+                self._pass_over(sum(e["kind"] == "release" for e in self._ledger.entries[covered["entries"] :]))
         except (KeyError, ValueError, TypeError) as error:
             raise UserError(f"{path} is a checkpoint of another optimizer: {error}") from None
         self._seconds = float(facts["seconds"])
+
+    def _pass_over(self, lost: int) -> None:
+        """Bring the learning-rate schedule to where the plan is, past the steps that an interruption lost."""
+        assert self.learning_rate_schedule is not None
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # torch misses the optimizer's steps, which are lost
+            for _ in range(lost):
+                self.learning_rate_schedule.step()
 
     @contextmanager
     def _stopping_cleanly(self) -> Iterator[None]:
