@@ -270,3 +270,7 @@ def test_a_target_that_no_noise_reaches_is_refused(rate, schedule, epsilon, delt
 def test_a_question_that_makes_no_sense_is_refused(ask):
     with pytest.raises(UserError):
         ask()
+
+
+def test_a_long_schedule_that_ends_without_noise_has_no_epsilon():
+    assert PrivacyPlan(sample_rate=0.1, steps=100, noise=Linear(5.0, 0.0)).epsilon(1e-5) == math.inf

@@ -82,14 +82,13 @@ def test_a_certificate_is_a_deterministic_function_of_the_ledger(run):
 def test_epsilon_is_that_of_the_releases_made_and_rounded_up():
     for releases in (1, 3):
         found = certificate_of(entries_of(releases=releases))
-        exact = remembered(0.1, PLAN.levels(releases), 1e-5)
+        levels = tuple(sorted((PLAN.noise_multiplier(step), 1) for step in range(releases)))
+        exact = remembered(0.1, levels, 1e-5)
         assert exact <= found["epsilon"] <= exact + 1e-6
-        assert found["epsilon_rdp"] >= remembered(0.1, PLAN.levels(releases), 1e-5, accountant="rdp")
+        assert found["epsilon_rdp"] >= remembered(0.1, levels, 1e-5, accountant="rdp")
         assert (found["releases"], found["planned_releases"], found["delta"]) == (releases, 3, 1e-5)
         assert f"({found['epsilon']}, 1e-05)-differentially private" in found["statement"]
-        assert [(level["noise_multiplier"], level["releases"]) for level in found["noise"]["levels"]] == list(
-            PLAN.levels(releases)
-        )
+        assert tuple((level["noise_multiplier"], level["releases"]) for level in found["noise"]["levels"]) == levels
 
 
 def test_epsilon_counts_what_was_released_whatever_the_plan_had_been():
@@ -101,7 +100,7 @@ VOID = {
     "seed": ({"reproducible": True}, {}, "known seed"),
     "seed of a release": ({}, {"reproducible": True}, "known seed"),
     "caller": ({}, {"sampled_by": "caller"}, "chosen by the caller"),
-    "no noise": ({}, {"noise_multiplier": 0.0}, "without noise: no epsilon holds"),
+    "no noise": ({}, {"noise_multiplier": 0.0}, "no epsilon holds"),
 }
 
 
@@ -437,3 +436,31 @@ def test_epsilon_is_never_rounded_down():
         rounded = certificate._rounded_up(epsilon)
         assert epsilon <= rounded <= epsilon + 1.1e-6
     assert certificate._rounded_up(math.inf) is None
+
+
+def test_a_release_with_almost_no_noise_voids_the_certificate():
+    found = certificate_of(entries_of(change={"noise_multiplier": 1e-9}))
+    assert (found["epsilon"], found["valid_for_release"]) == (None, False)
+
+
+def test_the_statement_of_a_void_certificate_begins_with_that():
+    assert certificate_of(entries_of(change={"reproducible": True}))["statement"].startswith("Not valid for release")
+    assert certificate_of(entries_of())["statement"].startswith("All 3 releases")
+
+
+def test_another_model_beside_the_certificate_fails_verification(tmp_path):
+    ledger = Ledger.create(tmp_path / "ledger.jsonl", PLAN, delta=1e-5)
+    ledger.record_release(noise_multiplier=PLAN.noise_multiplier(0), sample_rate=0.1, sampled_by="tacit")
+    model = tmp_path / "model.safetensors"
+    model.write_bytes(b"weights")
+    ledger.record_model(hashlib.sha256(b"weights").hexdigest())
+    ledger.record_model(hashlib.sha256(b"weights").hexdigest())
+    assert [entry["kind"] for entry in ledger.entries] == ["open", "release", "model"], "recorded once"
+    ledger.close()
+    (tmp_path / "certificate.json").write_text(json.dumps(certificate_of(ledger.entries)))
+    verify(tmp_path)
+    model.write_bytes(b"Weights")
+    with pytest.raises(UserError, match="not the model of this certificate"):
+        verify(tmp_path)
+    model.unlink()
+    verify(tmp_path)

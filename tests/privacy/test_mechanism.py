@@ -105,7 +105,7 @@ def test_a_closed_ledger_releases_nothing_and_draws_no_noise(tmp_path):
     assert randomness.draws == 0
 
 
-def test_an_interruption_while_the_line_is_flushed_releases_nothing_and_leaves_the_ledger_whole(tmp_path, monkeypatch):
+def test_an_interruption_while_the_line_is_flushed_releases_nothing_and_is_counted_on_resumption(tmp_path, monkeypatch):
     path, randomness = tmp_path / "ledger.jsonl", Watched()
     mechanism = PLAN.mechanism(randomness, Ledger.create(path, PLAN, delta=1e-5))
 
@@ -116,9 +116,11 @@ def test_an_interruption_while_the_line_is_flushed_releases_nothing_and_leaves_t
         patch.setattr("tacit.privacy.ledger._flush", interrupted)
         with pytest.raises(KeyboardInterrupt):
             mechanism.release(summed())
+    with pytest.raises(UserError, match="was closed"):
+        mechanism.release(summed())
     assert randomness.draws == 0
-    mechanism.release(summed())
-    assert [entry["kind"] for entry in read_ledger(path)] == ["open", "release"]
+    PLAN.mechanism(randomness, Ledger.resume(path)).release(summed())
+    assert [entry["kind"] for entry in read_ledger(path)] == ["open", "release", "resume", "release"]
 
 
 def test_a_crash_after_the_line_over_counts_and_never_under_counts(tmp_path):

@@ -5,6 +5,7 @@ seeds are fixed, so none ever does.
 """
 
 import copy
+import os
 import pickle
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 import torch
 from scipy import stats
 
-from tacit.privacy import ClippedSum, Constant, Flat, Grouped, Ledger, Linear, PrivacyPlan, Randomness
+from tacit.privacy import ClippedSum, Constant, Flat, Grouped, Ledger, Linear, PrivacyPlan, Randomness, UserError
 
 ALPHA = 1e-6
 SIGMA = Constant(1.7)
@@ -202,7 +203,33 @@ def test_each_step_of_a_schedule_gets_its_own_scale():
         assert scale_p_value(noise["head.weight"], std + 0.3) < ALPHA
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sum_in_half_precision_is_refused_before_anything_is_paid():
+    plan = plan_of()
+    ledger = Ledger.in_memory(plan, delta=1e-5)
+    summed = ClippedSum({"w": torch.zeros(6, dtype=torch.bfloat16)}, torch.zeros(0, 1), plan.clipping)
+    with pytest.raises(UserError, match="half precision"):
+        plan.mechanism(Randomness.from_seed(7), ledger).release(summed)
+    assert ledger.releases == 0
+
+
+def test_a_forked_process_cannot_draw_its_parents_noise():
+    randomness = Randomness.from_operating_system()
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        try:
+            randomness.normal(1)
+            os.write(writer, b"drawn")
+        except UserError:
+            os.write(writer, b"refused")
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reader, 10) == b"refused"
+    os.close(reader)
+    os.close(writer)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_noise_is_added_in_double_precision_and_comes_back_in_the_type_of_the_sum(dtype):
     plan = plan_of()
     summed = ClippedSum({"w": torch.zeros(6000, dtype=dtype)}, torch.zeros(0, 1), plan.clipping)
@@ -210,7 +237,7 @@ def test_noise_is_added_in_double_precision_and_comes_back_in_the_type_of_the_su
     assert released.gradients["w"].dtype == dtype
     assert (
         released.gradients["w"].double()
-        - torch.from_numpy(Randomness.from_seed(7).normal(6000) * 1.7 * 0.3 / 16).to(dtype)
+        - torch.from_numpy(Randomness.from_seed(7).normal(6000) * (1.7 * 0.3) / 16).to(dtype)
     ).abs().max() == 0
 
 

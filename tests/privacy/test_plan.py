@@ -59,12 +59,6 @@ def test_sampler_mechanism_and_event_use_the_plans_own_values():
     assert event == composed_event(0.1, PLAN.levels())
 
 
-def test_the_levels_of_a_part_of_the_plan_are_those_of_its_first_steps():
-    assert PLAN.levels(2) == tuple(sorted(((3.0, 1), (PLAN.noise_multiplier(1), 1))))
-    assert PLAN.levels(7) == PLAN.levels()
-    assert PLAN.levels(0) == ()
-
-
 @pytest.mark.parametrize("step", [-1, 7, 8, 10**9])
 def test_a_step_outside_the_plan_does_not_exist(step):
     with pytest.raises(UserError, match="no step"):

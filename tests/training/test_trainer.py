@@ -1,5 +1,6 @@
 """The trainer updates by private gradients alone, pays for each, and ends within its plan."""
 
+import hashlib
 import json
 import os
 import signal
@@ -279,3 +280,65 @@ def test_the_embedded_digits_train_well_at_epsilon_3(tmp_path):
     assert evaluate(model, test, CROSS_ENTROPY)[0] == run.metrics[-1]["test_accuracy"]
     assert facts["classes"] == list(test.classes)
     assert json.loads((tmp_path / "run" / "certificate.json").read_text()) == run.certificate
+
+
+def test_measuring_on_training_examples_is_a_disclosure():
+    inputs, targets = blobs()
+    for data, other, told in (
+        ((inputs, targets), (inputs, targets), True),
+        ((inputs[:100], targets[:100]), (inputs[50:], targets[50:]), True),
+        ((inputs[:100], targets[:100]), (inputs[100:], targets[100:]), False),
+    ):
+        trainer = trainer_of()
+        trainer.fit(data, validate_on=other)
+        assert trainer.certificate()["valid_for_release"] is not told
+
+
+def test_no_certificate_stands_beside_a_run_that_goes_on(tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        trainer_of(run_directory=run).fit(_InterruptAt(blobs(), reads=400))
+    assert verify(run)["releases"] < 20
+
+    class Broken(torch.utils.data.TensorDataset):
+        def __getitem__(self, index):
+            raise MemoryError
+
+    with pytest.raises(MemoryError):
+        trainer_of(run_directory=run, resume=True).fit(Broken(*blobs()))
+    assert not (run / "certificate.json").exists()
+    trainer_of(run_directory=run, resume=True).fit(blobs())
+    assert verify(run)["releases"] == 20
+
+
+def test_a_lost_checkpoint_is_not_replaced_by_an_untrained_model(tmp_path):
+    run = tmp_path / "run"
+    trainer_of(run_directory=run).fit(blobs())
+    (run / "checkpoint" / "state.safetensors").unlink()
+    with pytest.raises(UserError, match="is missing"):
+        trainer_of(run_directory=run, resume=True).fit(blobs())
+
+
+def test_the_certificate_names_the_models_file(tmp_path):
+    run = tmp_path / "run"
+    trainer_of(run_directory=run).fit(blobs())
+    model = run / "model.safetensors"
+    assert verify(run)["model_sha256"] == hashlib.sha256(model.read_bytes()).hexdigest()
+    model.write_bytes(model.read_bytes()[:-1] + b"!")
+    with pytest.raises(UserError, match="not the model"):
+        verify(run)
+
+
+def test_layers_in_eval_mode_stay_there():
+    model = nn.Sequential(nn.Linear(5, 4), nn.Dropout(0.5), nn.Linear(4, 3))
+    model[1].eval()
+    trainer_of(model=model).fit(blobs(), validate_on=blobs(seed=1))
+    assert [module.training for module in model] == [True, False, True]
+
+
+def test_a_model_in_half_precision_is_updated_by_sums_in_full_precision():
+    trainer = trainer_of(model=nn.Linear(5, 3).bfloat16())
+    inputs, targets = blobs()
+    private = trainer.step((inputs.bfloat16(), targets))
+    assert {gradient.dtype for gradient in private.gradients.values()} == {torch.float32}
+    assert trainer.model.weight.dtype == torch.bfloat16

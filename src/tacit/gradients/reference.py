@@ -47,8 +47,7 @@ def clipped_sum(model: nn.Module, loss: Loss, clipping: Clipping, inputs: Any, t
         for (name, gradient), group in zip(gradients.items(), groups):
             sums[name] += factors[group].to(sums[name].dtype) * gradient
     not_finite = int((~norms.isfinite().all(dim=1)).sum())
-    returned = {name: sums[name].to(p.dtype) for name, p in parameters.items()}
-    return ClippedSum(returned, norms=norms, clipping=clipping, not_finite=not_finite)
+    return ClippedSum(sums, norms=norms, clipping=clipping, not_finite=not_finite)
 
 
 def one_gradient(

@@ -96,21 +96,23 @@ def clip_and_add(
     dtype = norm_dtype(trainable)
     squared = torch.zeros(batch_size, len(clipping.clipping_norms), dtype=dtype, device=first.device)
     finish: dict[str, Callable[[Tensor], Tensor]] = {}
-    for name, found in uses.items():
-        ghost = found[0].ghost
-        if is_ghost(found, strategy) and ghost is not None:
-            squares, finish[name] = ghost.squared_norms(), ghost.weighted_sum
-        else:
-            gradients = found[0].per_example()
-            for another in found[1:]:
-                gradients = gradients + another.per_example()
-            squares, finish[name] = squared_norms(gradients), partial(weighted_sum, gradients)
-        squared[:, groups[name]] += squares.to(squared)
-    norms = squared.sqrt()
-    if not norms.isfinite().all():
-        return None, norms
-    factors = clip_factors(norms, clipping)
-    return {name: add(factors[:, groups[name]]) for name, add in finish.items()}, norms
+    # Whatever precision the model runs in: norms and sums in half precision would not keep the sensitivity.
+    with torch.autocast(first.device.type, enabled=False):
+        for name, found in uses.items():
+            ghost = found[0].ghost
+            if is_ghost(found, strategy) and ghost is not None:
+                squares, finish[name] = ghost.squared_norms(), ghost.weighted_sum
+            else:
+                gradients = found[0].per_example()
+                for another in found[1:]:
+                    gradients = gradients + another.per_example()
+                squares, finish[name] = squared_norms(gradients), partial(weighted_sum, gradients)
+            squared[:, groups[name]] += squares.to(squared)
+        norms = squared.sqrt()
+        if not norms.isfinite().all():
+            return None, norms
+        factors = clip_factors(norms, clipping)
+        return {name: add(factors[:, groups[name]]) for name, add in finish.items()}, norms
 
 
 def rules_sum(

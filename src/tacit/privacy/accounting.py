@@ -81,12 +81,14 @@ def epsilon_of(
     check_choice("accountant", accountant, ACCOUNTANTS)
     check_delta(delta)
     check_probability("sample_rate", sample_rate)
-    used = (
+    used = [
         (min(check_not_negative("noise_multiplier", sigma), _LARGEST_MULTIPLIER), count)
         for sigma, count in levels
         if check_count("number of releases", count, at_least=0)
-    )
-    return _epsilon_of(float(sample_rate), tuple(rounded_down(tuple(used))), float(delta), accountant, coarse)
+    ]
+    if used and min(used)[0] < _NO_NOISE:
+        return math.inf
+    return _epsilon_of(float(sample_rate), tuple(rounded_down(used)), float(delta), accountant, coarse)
 
 
 @lru_cache(maxsize=256)
@@ -96,8 +98,6 @@ def _epsilon_of(
     if not levels:
         return 0.0
     smallest = levels[0][0]
-    if smallest < _NO_NOISE:
-        return math.inf
     event = composed_event(sample_rate, levels)
     if accountant == "rdp" or delta < _SMALLEST_PLD_DELTA or smallest < _SMALLEST_PLD_MULTIPLIER:
         return _by_rdp(event, delta)

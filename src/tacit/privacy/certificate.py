@@ -46,9 +46,12 @@ def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
     levels = released_levels(releases)
     epsilon = epsilon_of(plan.sample_rate, levels, delta)
     void, caveats = _caveats(entries, releases, plan, delta)
+    if not math.isfinite(epsilon):
+        void.append("no epsilon holds: at least one release had (almost) no noise")
+    models = [entry["sha256"] for entry in entries if entry["kind"] == "model"]
     content: dict[str, Any] = {
         "format": FORMAT,
-        "statement": _statement(_rounded_up(epsilon), delta, len(releases)),
+        "statement": _statement(_rounded_up(epsilon), delta, len(releases), void),
         "epsilon": _rounded_up(epsilon),
         "delta": delta,
         "epsilon_rdp": _rounded_up(epsilon_of(plan.sample_rate, levels, delta, accountant="rdp")),
@@ -64,6 +67,7 @@ def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
         "void_because": void,
         "caveats": caveats,
         "facts": facts,
+        "model_sha256": models[-1] if models else None,
         "ledger": {"entries": len(entries), "head": entries[-1]["hash"]},
     }
     return {**content, "digest": _digest(content)}
@@ -73,7 +77,8 @@ def verify(run_directory: str | os.PathLike[str]) -> dict[str, Any]:
     """The certificate of a run directory, if it is exactly what its ledger proves; otherwise a `UserError` says what is not.
 
     *Guarantee.* Returns only if the ledger's chain is whole, the certificate covers all of it, and every field of the
-    certificate, epsilon first, equals the one computed here anew.
+    certificate, epsilon first, equals the one computed here anew; and if `model.safetensors` is there, that it is the model which
+    the certificate is about.
     """
     directory = Path(run_directory)
     path = directory / "certificate.json"
@@ -109,16 +114,27 @@ def verify(run_directory: str | os.PathLike[str]) -> dict[str, Any]:
     del expected["digest"]
     if _close(found.get("epsilon"), expected["epsilon"]):
         # The sentence names the epsilon of the certificate, in whose last digit two machines may differ.
-        expected["statement"] = _statement(found["epsilon"], expected["delta"], expected["releases"])
+        expected["statement"] = _statement(
+            found["epsilon"], expected["delta"], expected["releases"], expected["void_because"]
+        )
     for key, value in expected.items():
         given = found.get(key)
         same = _close(given, value) if key in ("epsilon", "epsilon_rdp") else canonical(given) == canonical(value)
-        if not same:
+        if not same or key not in found:
             raise UserError(f"the certificate says {key} = {given!r}, but its ledger gives {value!r}")
+    model = directory / "model.safetensors"
+    if expected["model_sha256"] is not None and model.exists() and sha256_of(model) != expected["model_sha256"]:
+        raise UserError(f"{model} is not the model of this certificate: its SHA-256 differs")
     unknown = sorted(set(found) - set(expected))
     if unknown:
         raise UserError(f"the certificate holds {unknown[0]!r}, which its ledger does not support")
     return {**found, "digest": digest}
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _caveats(
@@ -138,8 +154,6 @@ def _caveats(
         for entry in entries
         if entry["kind"] == "disclosure"
     ]
-    if any(entry["noise_multiplier"] <= 0 for entry in releases):
-        void.append("a release was made without noise: no epsilon holds")
     examples = facts.get("examples")
     if examples and delta >= 1 / examples:
         caveats.append(f"delta {delta:g} is not below 1/n = {1 / examples:.2g}, so it allows one example to be exposed")
@@ -147,6 +161,12 @@ def _caveats(
         "the number of training examples, the classes, the shape of an example and the hyper-parameters are taken as public; "
         "choosing them by looking at the training data is not accounted"
     )
+    caveats.append(
+        "only the releases of this run's ledger are counted: the initial weights are taken as public, and other runs on the same "
+        "examples add to what is spent"
+    )
+    if facts.get("model") is None:  # tacit's own networks are known not to
+        caveats.append("that no layer mixes examples was tried on some of them, not proved")
     if facts.get("evaluated_on_held_out"):
         caveats.append("accuracies are exact figures of held-out examples, which this guarantee does not protect")
     resumed = sum(entry["kind"] == "resume" for entry in entries)
@@ -164,11 +184,12 @@ def _caveats(
     return void, caveats
 
 
-def _statement(epsilon: float | None, delta: float, releases: int) -> str:
+def _statement(epsilon: float | None, delta: float, releases: int, void: Sequence[str]) -> str:
     if epsilon is None:
-        return "No differential privacy holds for this model: at least one release had no noise."
+        return "No differential privacy holds for this model: at least one release had (almost) no noise."
+    condition = f"Not valid for release ({'; '.join(void)}). But for that: all" if void else "All"
     return (
-        f"All {releases} releases together, and whatever is computed from them, are ({epsilon}, {delta:g})-"
+        f"{condition} {releases} releases together, and whatever is computed from them, are ({epsilon}, {delta:g})-"
         f"differentially private with respect to the training examples: {NEIGHBOURS}."
     )
 

@@ -83,8 +83,10 @@ def clip_factors(norms: Tensor, clipping: Clipping) -> Tensor:
     import torch
 
     bounds = torch.tensor(clipping.clipping_norms, dtype=norms.dtype, device=norms.device)
-    finite = torch.isfinite(norms).all(dim=1, keepdim=True)
-    return torch.where(finite, torch.clamp(bounds / norms, max=1.0), torch.zeros_like(norms))
+    factors = torch.clamp(bounds / norms, max=1.0)
+    # A factor below the smallest normal number has lost its precision, and could be too large.
+    kept = torch.isfinite(norms).all(dim=1, keepdim=True) & (factors >= torch.finfo(norms.dtype).tiny)
+    return torch.where(kept, factors, torch.zeros_like(norms))
 
 
 @dataclass(frozen=True)

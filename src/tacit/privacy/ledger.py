@@ -1,8 +1,9 @@
 """The write-ahead ledger: what is about to be released is on disk before it is released.
 
-One JSON object a line. Each holds the hash of the line before it and its own, so that no byte can change unnoticed, and the
-certificate names the last hash, so that no line can go missing. A line is written and flushed to the disk *before* the noise of
-its release is drawn: a crash can only leave a release in the ledger that was never made, never the other way round.
+One JSON object a line. Each holds the hash of the line before it and its own, and the certificate names the last hash, so that no
+byte can change and no line go missing unnoticed, unless all of it is written anew: the chain has no key. A line is written and
+flushed to the disk *before* the noise of its release is drawn: a crash can only leave a release in the ledger that was never
+made, never the other way round.
 """
 
 from __future__ import annotations
@@ -47,11 +48,11 @@ class Ledger:
         self._entries = entries
         self._descriptor = descriptor
         self._path = path
-        self.releases: int = sum(entry["kind"] == "release" for entry in entries)
+        self._process = os.getpid()
 
     @classmethod
     def in_memory(cls, plan: PrivacyPlan, *, delta: float, **facts: Any) -> Ledger:
-        """A ledger without a file, for a model that never leaves this process's memory."""
+        """A ledger without a file, for experiments: nothing is left of it when the process ends."""
         ledger = cls([], None, None)
         ledger._open(plan, delta, facts)
         return ledger
@@ -100,12 +101,12 @@ class Ledger:
             whole = content[: content.rfind(b"\n") + 1]
             ledger._entries = _checked(whole, path)
             torn = len(content) - len(whole)
-            if torn and _is_next_line(content[len(whole) :], ledger._entries):
+            last = _genuine(content[len(whole) :] + b"\n", ledger._entries)
+            if last is not None:
                 os.write(descriptor, b"\n")
-                ledger._entries = _checked(content + b"\n", path)
+                ledger._entries.append(last)
             elif torn:
                 os.ftruncate(descriptor, len(whole))
-            ledger.releases = sum(entry["kind"] == "release" for entry in ledger._entries)
             ledger._append({"kind": "resume", "time": _now(), "torn_bytes": torn})
         except BaseException:
             ledger.close()
@@ -116,6 +117,11 @@ class Ledger:
     def entries(self) -> tuple[Entry, ...]:
         """Everything recorded so far."""
         return tuple(self._entries)
+
+    @property
+    def releases(self) -> int:
+        """How many releases are recorded, made or only announced."""
+        return _releases(self._entries)
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -151,12 +157,16 @@ class Ledger:
                 "reproducible": reproducible,
             }
         )
-        self.releases += 1
 
     def record_disclosure(self, what: str) -> None:
         """Record that something computed from the training data without noise is shown or stored from here on."""
         if not any(entry["kind"] == "disclosure" and entry["what"] == what for entry in self._entries):
             self._append({"kind": "disclosure", "what": what, "step": self.releases})
+
+    def record_model(self, sha256: str) -> None:
+        """Record the hash of the file in which the model is handed on, so that the certificate is bound to it."""
+        if self._entries[-1].get("sha256") != sha256:
+            self._append({"kind": "model", "sha256": sha256, "step": self.releases})
 
     def close(self) -> None:
         """Give the file up for others. The ledger can be resumed later."""
@@ -177,11 +187,20 @@ class Ledger:
     def _append(self, entry: Entry) -> None:
         if self._path is not None and self._descriptor is None:
             raise UserError(f"the ledger {self._path} was closed; resume the run to continue it")
+        if os.getpid() != self._process:
+            raise UserError("a forked process cannot write its parent's ledger; open a run of its own there")
         previous = self._entries[-1]["hash"] if self._entries else _ORIGIN
         entry = _sealed({**entry, "entry": len(self._entries), "previous": previous})
-        if self._descriptor is not None:
-            self._write(_line(entry))
-        self._entries.append(entry)
+        try:
+            if self._descriptor is not None:
+                self._write(_line(entry))
+            self._entries.append(entry)
+        except UserError:
+            raise
+        except BaseException:
+            # Ctrl-C: whether the line counts is now for the file alone to say, so only `resume` may go on.
+            self.close()
+            raise
 
     def _write(self, line: bytes) -> None:
         assert self._descriptor is not None
@@ -190,15 +209,11 @@ class Ledger:
             if os.write(self._descriptor, line) != len(line):
                 raise OSError("the disk took only a part of the line")
             _flush(self._descriptor)
-        except (
-            BaseException
-        ) as error:  # Ctrl-C too: nothing was released, and the next line must follow the last whole one
-            try:
+        except OSError as error:
+            try:  # nothing was released, and the next line must follow the last whole one
                 os.ftruncate(self._descriptor, end)
             except OSError:
                 self.close()
-            if not isinstance(error, OSError):
-                raise
             raise UserError(
                 f"the ledger {self._path} cannot be written ({error.strerror or error}), so nothing was released; "
                 "make room on the disk and continue with --resume"
@@ -218,8 +233,8 @@ class Ledger:
 def read_ledger(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
     """Every entry of a ledger file, after checking the whole chain.
 
-    *Guarantee.* Returns only if every byte is as `Ledger` wrote it: each line in its one canonical form, numbered without a gap,
-    hashed, and holding the hash of the line before. (Whether the last lines are missing only the certificate can tell.)
+    *Guarantee.* Returns only if the chain is whole: each line in its one canonical form, numbered without a gap, hashed, and
+    holding the hash of the line before. (Whether the last lines are missing only the certificate can tell.)
     """
     path = Path(path)
     try:
@@ -235,29 +250,32 @@ def read_ledger(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
 
 def _checked(content: bytes, path: Path) -> list[Entry]:
     entries: list[Entry] = []
-    previous = _ORIGIN
     for number, line in enumerate(content.splitlines(keepends=True), start=1):
-        try:
-            if len(line) > _LONGEST_LINE:
-                raise ValueError
-            entry = json.loads(line)
-            sealed = {key: value for key, value in entry.items() if key != "hash"}
-            genuine = (
-                _line(entry) == line
-                and entry == _sealed(sealed)
-                and entry["entry"] == number - 1
-                and entry["previous"] == previous
-                and _well_formed(entry, entries)
-            )
-        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            genuine = False
-        if not genuine:
+        entry = _genuine(line, entries)
+        if entry is None:
             raise UserError(f"line {number} of {path} was changed after it was written; this ledger proves nothing")
         entries.append(entry)
-        previous = entry["hash"]
     if not entries or entries[0].get("kind") != "open" or entries[0].get("format") != FORMAT:
         raise UserError(f"{path} is not a tacit ledger: it does not begin with a plan")
     return entries
+
+
+def _genuine(line: bytes, before: list[Entry]) -> Entry | None:
+    """The entry of a line that may follow these entries, or None."""
+    try:
+        if len(line) > _LONGEST_LINE:
+            return None
+        entry: Entry = json.loads(line)
+        sealed = _sealed({key: value for key, value in entry.items() if key != "hash"})
+        follows = entry["entry"] == len(before) and entry["previous"] == (before[-1]["hash"] if before else _ORIGIN)
+        return entry if follows and entry == sealed and _line(entry) == line and _well_formed(entry, before) else None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _releases(entries: list[Entry]) -> int:
+    """The number of releases: each holds how many there were before it."""
+    return next((int(entry["step"]) + 1 for entry in reversed(entries) if entry["kind"] == "release"), 0)
 
 
 def _well_formed(entry: Entry, before: list[Entry]) -> bool:
@@ -269,20 +287,14 @@ def _well_formed(entry: Entry, before: list[Entry]) -> bool:
             type(entry["noise_multiplier"]) is type(entry["sample_rate"]) is float
             and type(entry["sampled_by"]) is str
             and type(entry["reproducible"]) is bool
+            and type(entry["step"]) is int
+            and entry["step"] == _releases(before)
         )
+    if entry["kind"] == "model":
+        return type(entry["sha256"]) is str
     if entry["kind"] == "disclosure":
         return type(entry["what"]) is str and type(entry["step"]) is int
     return bool(entry["kind"] == "resume")
-
-
-def _is_next_line(tail: bytes, entries: list[Entry]) -> bool:
-    """Whether a last line lacks nothing but its end."""
-    try:
-        entry = json.loads(tail)
-        sealed = {key: value for key, value in entry.items() if key != "hash"}
-        return bool(canonical(entry) == tail and entry == _sealed(sealed) and entry["previous"] == entries[-1]["hash"])
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return False
 
 
 def canonical(value: Any) -> bytes:

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 class ClippedSum:
     """A sum of clipped per-example gradients. It is *private data*: only the mechanism may turn it into something else.
 
-    `gradients` has one tensor a trainable parameter, by name; `norms` ([examples, groups]) are the norms before clipping, in
-    the order of the examples, `nan` or `inf` where an example's gradient was not finite (it contributes nothing, and is
+    `gradients` has one tensor a trainable parameter, by name, in float32 or better (rounding to half precision before the noise
+    would let one example move the sum by more than its sensitivity); `norms` ([examples, groups]) are the norms before clipping,
+    in the order of the examples, `nan` or `inf` where an example's gradient was not finite (it contributes nothing, and is
     counted in `not_finite`).
 
     *Guarantee.* Adding or removing one example moves `gradients`, as one long vector, by at most `sensitivity`
@@ -121,6 +122,10 @@ class GaussianMechanism:
 
     def release(self, summed: ClippedSum, *, sampled_by: str = "caller") -> PrivateGradient:
         """Pay for, and make, one release. `sampled_by="tacit"` says that the plan's own sampler drew the batch."""
+        if any(gradient.dtype not in (torch.float32, torch.float64) for gradient in summed.gradients.values()):
+            raise UserError(
+                "a clipped sum must be in float32 or float64: in half precision its sensitivity does not hold"
+            )
         if summed.clipping != self.plan.clipping:
             raise UserError(f"the sum was clipped by {summed.clipping}, the plan accounts for {self.plan.clipping}")
         step = self.next_step
@@ -138,5 +143,6 @@ class GaussianMechanism:
         return PrivateGradient(gradients, step, sigma, std_of, _SEAL)
 
     def _noisy(self, clipped: Tensor, std: float) -> Tensor:
-        noise = torch.from_numpy(self._randomness.normal(tuple(clipped.shape))).mul_(std).to(clipped.device)
-        return ((clipped.double() + noise) / self._batch_size).to(clipped.dtype)
+        # On the CPU and in double precision, whatever the device: some accelerators have no doubles.
+        noise = torch.from_numpy(self._randomness.normal(tuple(clipped.shape))).mul_(std)
+        return ((clipped.cpu().double() + noise) / self._batch_size).to(clipped.device, clipped.dtype)

@@ -92,19 +92,13 @@ class PrivacyPlan:
             raise UserError(f"the plan has {self.steps} steps, so there is no step {step}; the budget is spent")
         return float(self.noise.multiplier(step, self.steps))
 
-    def levels(self, steps: int | None = None) -> tuple[tuple[float, int], ...]:
-        """The distinct noise multipliers of the first `steps` steps (all of them by default), with their counts.
+    def levels(self) -> tuple[tuple[float, int], ...]:
+        """The distinct noise multipliers of the plan's steps, with their counts.
 
-        >>> PrivacyPlan(sample_rate=0.1, steps=10, noise=Constant(2.0)).levels(4)
-        ((2.0, 4),)
+        >>> PrivacyPlan(sample_rate=0.1, steps=10, noise=Constant(2.0)).levels()
+        ((2.0, 10),)
         """
-        if steps is None:
-            return levels(self.noise, self.steps)
-        counts: dict[float, int] = {}
-        for step in range(steps):
-            sigma = self.noise_multiplier(step)
-            counts[sigma] = counts.get(sigma, 0) + 1
-        return tuple(sorted(counts.items()))
+        return levels(self.noise, self.steps)
 
     def event(self) -> Any:
         """The whole plan as an event of dp-accounting.

@@ -8,13 +8,14 @@ the certificate says that it is void for release.
 from __future__ import annotations
 
 import hashlib
+import os
 import secrets
 from typing import NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tacit.privacy.validation import check_count
+from tacit.privacy.validation import UserError, check_count
 
 
 class Randomness:
@@ -35,6 +36,7 @@ class Randomness:
         from randomgen import ChaCha
 
         self.reproducible = reproducible
+        self._process = os.getpid()
         self._sampling = np.random.Generator(ChaCha(key=sampling_key, rounds=20))
         self._noise = np.random.Generator(ChaCha(key=noise_key, rounds=20))
 
@@ -62,8 +64,15 @@ class Randomness:
 
     def bernoulli(self, count: int, probability: float) -> NDArray[np.bool_]:
         """`count` independent coins that show True with this probability (to 53 bits)."""
+        self._check_process()
         return self._sampling.random(count) < probability
 
     def normal(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
         """Independent standard normal numbers in double precision."""
+        self._check_process()
         return self._noise.standard_normal(shape)
+
+    def _check_process(self) -> None:
+        # A forked process would draw its parent's noise again.
+        if os.getpid() != self._process:
+            raise UserError("a forked process cannot use its parent's randomness; make a new one there")

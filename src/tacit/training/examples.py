@@ -89,6 +89,31 @@ def as_examples(dataset: Any) -> Examples:
     return examples
 
 
+def shares_memory(first: Examples, second: Examples) -> bool:
+    """Whether two data sets are one, or hold the same arrays.
+
+    >>> inputs, targets = torch.zeros(4, 2), torch.zeros(4)
+    >>> whole, half, other = (TensorExamples(inputs[rows], targets[rows]) for rows in (slice(4), slice(2), slice(2, 4)))
+    >>> shares_memory(whole, half), shares_memory(half, other)
+    (True, False)
+    """
+
+    if first is second or getattr(first, "dataset", first) is getattr(second, "dataset", second):
+        return True
+    return any(a < d and c < b for a, b in _extents(first) for c, d in _extents(second))
+
+
+def _extents(examples: Examples) -> list[tuple[int, int]]:
+    """Where in memory each array of a data set begins and ends."""
+    found = []
+    for value in vars(examples).values():
+        if isinstance(value, Tensor | np.ndarray) and len(value):
+            tensor = torch.as_tensor(value)
+            span = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            found.append((tensor.data_ptr(), tensor.data_ptr() + span * tensor.element_size()))
+    return found
+
+
 def channels_last(inputs: Any) -> Any:
     """Images with their channels last in memory, in which convolutions are faster on a CPU; anything else as it is.
 

@@ -86,8 +86,12 @@ def train(
     if on_start is not None:
         on_start(plan, split)
     try:
-        trainer.fit(split.train, validate_on=split.test, progress=progress)
-        save_model(directory.model, model, recipe.model, split.train)
+        trainer.fit(
+            split.train,
+            validate_on=split.test,
+            progress=progress,
+            export=lambda path: save_model(path, model, recipe.model, split.train),
+        )
         return FinishedRun(directory.path, trainer.certificate(), read_metrics(directory.metrics))
     finally:
         trainer.close()

@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from tacit.gradients import ClippedGradient
 from tacit.learning.losses import PerExampleLoss
 from tacit.privacy.accounting import epsilon_of
-from tacit.privacy.certificate import certificate_of
+from tacit.privacy.certificate import certificate_of, sha256_of
 from tacit.privacy.ledger import Ledger, released_levels
 from tacit.privacy.mechanism import GaussianMechanism, PrivateGradient
 from tacit.privacy.plan import PrivacyPlan
@@ -29,10 +29,9 @@ from tacit.privacy.randomness import Randomness
 from tacit.privacy.validation import UserError, check_delta
 from tacit.training.checkpoint import load_tensors, load_weights, pack, save_tensors, unpack
 from tacit.training.directory import RunDirectory
-from tacit.training.examples import Examples, Indices, as_examples, channels_last
+from tacit.training.examples import Examples, Indices, as_examples, channels_last, shares_memory
 from tacit.training.progress import Reporter, progress_of
 
-TRAINING_LOSS = "the training loss"
 _CHECKPOINT_SECONDS = 60.0
 _EVALUATION_BATCH = 512
 
@@ -105,16 +104,35 @@ class PrivateTrainer:
         """Where the model is."""
         return next(self.model.parameters()).device
 
-    def fit(self, dataset: Any, *, validate_on: Any = None, progress: bool = False) -> list[dict[str, Any]]:
+    def fit(
+        self,
+        dataset: Any,
+        *,
+        validate_on: Any = None,
+        progress: bool = False,
+        export: Callable[[Path], None] | None = None,
+    ) -> list[dict[str, Any]]:
         """Make every step the plan still has, on batches the plan's sampler draws; returns one row of figures an epoch.
 
-        `validate_on` is held-out data, measured exactly after each epoch: the guarantee does not cover it.
+        `validate_on` is held-out data, measured exactly after each epoch: the guarantee does not cover it. In a run directory,
+        `export` writes the finished model to the path it is given (by default its weights, as safetensors); the certificate
+        names the file's hash.
         """
         examples = as_examples(dataset)
         held_out = None if validate_on is None else as_examples(validate_on)
+        try:
+            history = self._fit(examples, held_out, progress)
+            self._finish(export)
+        finally:
+            self.close()
+        return history
+
+    def _fit(self, examples: Examples, held_out: Examples | None, progress: bool) -> list[dict[str, Any]]:
         mechanism, ledger, randomness = self._opened(examples=len(examples), evaluated_on_held_out=held_out is not None)
         if self.show_training_loss:
-            ledger.record_disclosure(TRAINING_LOSS)
+            ledger.record_disclosure("the training loss")
+        if held_out is not None and shares_memory(examples, held_out):
+            ledger.record_disclosure("the accuracy on training examples")
         sampler = self.plan.sampler(len(examples), randomness)
         epochs = round(self.plan.steps * self.plan.sample_rate, 1)
         history: list[dict[str, Any]] = []
@@ -138,11 +156,19 @@ class PrivateTrainer:
                     saved = self._seconds
                 if self._stop_requested and mechanism.steps_left > 0:
                     self._certify()
-                    self.close()
                     raise Interrupted
-        self._certify()
-        self.close()
         return history
+
+    def _finish(self, export: Callable[[Path], None] | None) -> None:
+        """The model's file, its hash in the ledger, the certificate."""
+        if self.directory is None or self._ledger is None:
+            return
+        if export is None:
+            save_tensors(self.directory.model, self.model.state_dict(), {})
+        else:
+            export(self.directory.model)
+        self._ledger.record_model(sha256_of(self.directory.model))
+        self._certify()
 
     def step(self, batch: tuple[Any, Tensor]) -> PrivateGradient:
         """One step on a batch of your own choosing: (inputs, targets), of any size, also empty.
@@ -169,19 +195,21 @@ class PrivateTrainer:
     def _opened(self, **facts: Any) -> tuple[GaussianMechanism, Ledger, Randomness]:
         """The ledger, opened when the first data come, and the mechanism and randomness that go with it."""
         if self._mechanism is None or self._ledger is None or self._randomness is None:
-            facts = {"reproducible": self._seed is not None, **facts, **self._facts}
+            facts = {**self._facts, "reproducible": self._seed is not None, **facts}
             if self.directory is None:
                 self._ledger = Ledger.in_memory(self.plan, delta=self.delta, **facts)
             else:
                 self._ledger = self.directory.open_ledger(self.plan, resume=self._resume, delta=self.delta, facts=facts)
-                try:
-                    if self.directory.checkpoint.exists():
-                        self._load()
-                    else:
-                        self._save()
-                except UserError:
-                    self.close()
-                    raise
+                # What was certified before goes on being spent; no certificate is better than one that says too little.
+                self.directory.certificate.unlink(missing_ok=True)
+                if self.directory.checkpoint.exists():
+                    self._load()
+                elif self._ledger.releases:
+                    raise UserError(
+                        f"{self.directory.checkpoint} is missing; what the run had learned is lost: start a new one"
+                    )
+                else:
+                    self._save()
             if self._seed is None:
                 self._randomness = Randomness.from_operating_system()
             else:
@@ -201,13 +229,13 @@ class PrivateTrainer:
 
     def _release(self, chunks: Iterator[Any] | Sequence[Any], *, sampled_by: str) -> PrivateGradient:
         assert self._mechanism is not None
-        self.model.train()
         return self._mechanism.release(self._gradient.over(chunks), sampled_by=sampled_by)
 
     def _update(self, private: PrivateGradient) -> None:
         """Only a private gradient reaches the optimizer."""
         for name, parameter in self.model.named_parameters():
-            parameter.grad = private.gradients.get(name)
+            gradient = private.gradients.get(name)
+            parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self.learning_rate_schedule is not None:
@@ -319,7 +347,7 @@ def evaluate(model: nn.Module, dataset: Any, loss: PerExampleLoss) -> tuple[floa
     """
     examples = as_examples(dataset)
     device = next(model.parameters()).device
-    mode = model.training
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
         right, total = 0, 0.0
@@ -330,7 +358,8 @@ def evaluate(model: nn.Module, dataset: Any, loss: PerExampleLoss) -> tuple[floa
             right += int((outputs.argmax(dim=1) == targets).sum())
             total += float(loss(outputs, targets).sum())
     finally:
-        model.train(mode)
+        for module, training in modes:
+            module.training = training
     return right / len(examples), total / len(examples)
 
 
