@@ -218,3 +218,37 @@ def test_ctrl_c_saves_says_how_to_go_on_and_loses_no_step(tacit, tmp_path):
     released = verified["releases"]
     assert 0 < released < verified["planned_releases"]
     assert verified["epsilon"] < 3
+
+
+def test_resuming_where_there_is_no_run_is_refused_unless_it_says_what_to_train(tacit, tmp_path):
+    done = tacit("train", "--resume", "--out", tmp_path / "nothere")
+    assert done.returncode == 2
+    assert "no run to continue" in done.stderr
+    assert not (tmp_path / "nothere").exists()
+
+
+def test_a_wrong_start_leaves_no_directory_behind(tacit, tmp_path):
+    done = tacit("train", "--set", "optimizer.lr=nan", "--out", tmp_path / "run")
+    assert (done.returncode, (tmp_path / "run").exists()) == (2, False)
+    assert "finite" in done.stderr
+    done = tacit("train", "--set", "optimizer.lr=abc", "--out", tmp_path / "run")
+    assert (done.returncode, (tmp_path / "run").exists()) == (2, False)
+
+
+def test_own_data_may_move_and_vectors_find_their_recipe(tacit, tmp_path):
+    generator = np.random.default_rng(0)
+    inputs = generator.normal(size=(400, 4)).astype(np.float32)
+    data = _npz(tmp_path / "table.npz", x=inputs, y=(inputs[:, 0] > 0).astype(int))
+    tacit("train", "--dataset", "table.npz", "--epochs", 2, "--out", "run", cwd=tmp_path, check=0)
+    assert "linear" in (tmp_path / "run" / "recipe.toml").read_text()
+    tacit("evaluate", tmp_path / "run", check=0)
+    data.rename(tmp_path / "moved.npz")
+    assert tacit("evaluate", tmp_path / "run").returncode == 2
+    tacit("evaluate", tmp_path / "run", "--dataset", tmp_path / "moved.npz", check=0)
+    tacit("train", "--resume", "--dataset", tmp_path / "moved.npz", "--out", tmp_path / "run", check=0)
+
+
+def test_the_recipes_for_own_data_ask_for_them(tacit, tmp_path):
+    done = tacit("train", "images", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--dataset FOLDER" in done.stderr

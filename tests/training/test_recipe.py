@@ -65,6 +65,8 @@ def test_the_plan_is_the_one_the_recipe_describes():
         ("privacy.sample_rate=0.5", "either batch_size or sample_rate"),
         ("privacy.noise_multiplier=2", "either epsilon"),
         ("data.held_out=1", "less than 1"),
+        ("optimizer.lr=nan", "lr must be a finite number"),
+        ("learning_rate_schedule.kind=cosine", "name is missing"),
         ("seed=-1", "greater than or equal to 0"),
         ("epsilon", "key=value"),
         ("data.source.name=3", "not a section"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
+import warnings
 
 import typer
 
@@ -41,6 +42,7 @@ def _options(
 
 def main() -> None:
     """Run the command line: an error the user can mend is one sentence on stderr and exit status 2."""
+    warnings.showwarning = _warn  # type: ignore[assignment]
     try:
         app()
     except UserError as error:
@@ -54,6 +56,11 @@ def main() -> None:
             raise
         where = f" ({error.filename})" if error.filename else ""
         sys.exit(_complain(f"{error.strerror}{where}; make room or change the permission, then try again"))
+
+
+def _warn(message: Warning | str, *_: object) -> None:
+    """A warning as one line, without the place in the code."""
+    print(f"warning: {message}", file=sys.stderr)
 
 
 def _complain(sentence: str) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from tacit.cli.shared import print_json, sample_rate_of, schedule_of, steps_of
+from tacit.cli.shared import print_json, sample_rate_of, schedule_of, shown_epsilon, steps_of
 
 
 def command(
@@ -53,5 +53,5 @@ def command(
         )
     else:
         typer.echo(
-            f"epsilon {epsilon:.4f} at delta {delta:g} ({accountant.upper()}, {plan.steps} steps, q = {rate:.6g})"
+            f"epsilon {shown_epsilon(epsilon)} at delta {delta:g} ({accountant.upper()}, {plan.steps} steps, q = {rate:.6g})"
         )

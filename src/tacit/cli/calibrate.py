@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from tacit.cli.shared import print_json, sample_rate_of, schedule_of, steps_of
+from tacit.cli.shared import print_json, sample_rate_of, schedule_of, shown_epsilon, steps_of
 
 
 def command(
@@ -47,5 +47,12 @@ def command(
             }
         )
     else:
-        found = f"noise multiplier {constant:.5f}" if constant is not None else f"noise schedule {plan.noise}"
-        typer.echo(f"{found} gives epsilon {reached:.4f} at delta {delta:g} ({plan.steps} steps, q = {rate:.6g})")
+        found = (
+            f"noise multiplier {constant:.5f}"
+            if constant is not None
+            else "noise schedule "
+            + ", ".join(f"{key} {value:.5g}" for key, value in list(plan.noise.to_dict().items())[1:])
+        )
+        typer.echo(
+            f"{found} gives epsilon {shown_epsilon(reached)} at delta {delta:g} ({plan.steps} steps, q = {rate:.6g})"
+        )

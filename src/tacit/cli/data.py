@@ -13,7 +13,7 @@ def command(
 ) -> None:
     """List the data sets known by name, or fetch one.
 
-    Your own data need no name: `tacit train images --dataset FOLDER` for one sub-folder a class (PNG, JPEG), or an .npz file
+    Your own data need no name: `tacit train --dataset FOLDER` for one sub-folder a class (PNG, JPEG), or an .npz file
     with x and y.
     """
     from tacit.data import catalogue, is_present, load

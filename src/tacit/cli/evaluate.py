@@ -6,12 +6,16 @@ from pathlib import Path
 
 import typer
 
-from tacit.cli.shared import print_json
+from tacit.cli.shared import data_changes, print_json
+from tacit.privacy.validation import UserError
 
 
 def command(
     run_directory: Path = typer.Argument(..., metavar="RUN_DIR", help="A run directory of `tacit train`."),
-    data_dir: Path | None = typer.Option(None, "--data-dir", help="Where the data set's files lie, if they moved."),
+    dataset: str | None = typer.Option(
+        None, "--dataset", metavar="NAME|PATH", help="Other data than the run's, or your own data if they moved."
+    ),
+    data_dir: Path | None = typer.Option(None, "--data-dir", help="Where a named data set's files lie, if they moved."),
     device: str = typer.Option("auto", "--device", help="auto, cpu, cuda, mps, ..."),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
@@ -22,9 +26,13 @@ def command(
     from tacit.training.trainer import evaluate
 
     model, facts = load_model(run_directory, device)
-    changes = [] if data_dir is None else [f"data.directory={str(data_dir)!r}"]
-    recipe = Recipe.load(run_directory / "recipe.toml", changes)
+    recipe = Recipe.load(run_directory / "recipe.toml", data_changes(dataset, data_dir))
     test = load_data(recipe).test
+    if [*test.input_shape] != facts["input_shape"] or len(test.classes) != len(facts["classes"]):
+        raise UserError(
+            f"{test.name} has examples of shape {list(test.input_shape)} in {len(test.classes)} classes; the model takes "
+            f"{facts['input_shape']} in {len(facts['classes'])}"
+        )
     accuracy, loss = evaluate(model, test, LOSSES[recipe.loss.name])
     if as_json:
         print_json(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -52,6 +53,34 @@ def schedule_of(noise_multiplier: float | None, schedule: str | None) -> NoiseSc
         return Constant(check_positive("noise_multiplier", noise_multiplier))
     assert schedule is not None
     return schedule_from_text(schedule)
+
+
+def shown_epsilon(epsilon: float | None) -> str:
+    """Epsilon for people: four decimals, or three digits if it is tiny, rounded up so as never to claim less.
+
+    >>> shown_epsilon(2.36509), shown_epsilon(1.2e-7), shown_epsilon(None)
+    ('2.3651', '1.2e-07', 'none')
+    """
+    if epsilon is None or not math.isfinite(epsilon):
+        return "none"
+    unit = 1e-4 if epsilon >= 0.01 or epsilon == 0 else 10.0 ** (math.floor(math.log10(epsilon)) - 2)
+    up = math.ceil(epsilon / unit - 1e-9) * unit
+    return f"{up:.4f}" if unit == 1e-4 else f"{up:.3g}"
+
+
+def data_changes(dataset: str | None, data_dir: Path | None) -> list[str]:
+    """Changes of a recipe that say where the data lie; a path is made absolute, so that it holds in every folder.
+
+    >>> data_changes("mnist", None)
+    ['data.source="mnist"']
+    """
+    changes = []
+    if dataset is not None:
+        source = str(Path(dataset).expanduser().absolute()) if Path(dataset).expanduser().exists() else dataset
+        changes.append(f"data.source={json.dumps(source)}")
+    if data_dir is not None:
+        changes.append(f"data.directory={json.dumps(str(data_dir.expanduser().absolute()))}")
+    return changes
 
 
 def print_json(value: dict[str, Any]) -> None:

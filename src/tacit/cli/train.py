@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from datetime import datetime
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from tacit.cli.shared import print_json
+from tacit.cli.shared import data_changes, print_json, shown_epsilon
 from tacit.privacy.validation import UserError
 
 if TYPE_CHECKING:
@@ -59,18 +60,13 @@ def command(
       tacit train fashion-mnist --data-dir DIR
       tacit train images --dataset ./scans --set data.resize=32 --epsilon 2 --out runs/scans
     """
-    changes = [*_as_changes(dataset, data_dir, epsilon, delta, epochs, seed), *changes]
-    chosen = _chosen(recipe, dataset, changes, out, resume)
+    places = data_changes(dataset, data_dir)
+    chosen = _chosen(recipe, dataset, places, [*_as_changes(epsilon, delta, epochs, seed), *changes], out, resume)
     # Imported only now, so that a wrong recipe is told at once.
     from tacit.training.run import train
     from tacit.training.trainer import Interrupted
 
-    directory = (
-        out
-        or Path("runs")
-        / f"{chosen.data.source if recipe is None else Path(recipe).stem}-{datetime.now():%Y%m%d-%H%M%S}"
-    )
-    directory = Path(str(directory).replace(" ", "-")) if out is None else directory
+    directory = out or Path("runs") / f"{_title(recipe, chosen)}-{datetime.now():%Y%m%d-%H%M%S}"
     try:
         run = train(
             chosen,
@@ -84,51 +80,63 @@ def command(
         )
     except (Interrupted, KeyboardInterrupt):
         typer.echo(
-            f"\ninterrupted; everything up to here is saved. Continue: tacit train --resume --out {directory}", err=True
+            f"\ninterrupted; everything up to here is saved. Continue: tacit train --resume --out {shlex.quote(str(directory))}",
+            err=True,
         )
         raise typer.Exit(130) from None
     _conclude(run, as_json)
 
 
-def _as_changes(
-    dataset: str | None,
-    data_dir: Path | None,
-    epsilon: float | None,
-    delta: float | None,
-    epochs: float | None,
-    seed: int | None,
-) -> list[str]:
-    given = {
-        "data.source": None if dataset is None else repr(dataset),
-        "data.directory": None if data_dir is None else repr(str(data_dir)),
-        "privacy.epsilon": epsilon,
-        "privacy.delta": delta,
-        "privacy.epochs": epochs,
-        "seed": seed,
-    }
+def _as_changes(epsilon: float | None, delta: float | None, epochs: float | None, seed: int | None) -> list[str]:
+    given = {"privacy.epsilon": epsilon, "privacy.delta": delta, "privacy.epochs": epochs, "seed": seed}
     changes = [f"{key}={value}" for key, value in given.items() if value is not None]
     # An epsilon asked for replaces whatever noise the recipe fixes.
     return changes if epsilon is None else [*changes, "privacy.noise_multiplier=none"]
 
 
-def _chosen(recipe: str | None, dataset: str | None, changes: list[str], out: Path | None, resume: bool) -> Recipe:
-    """The recipe of the arguments or, on resuming, of the run directory, which the arguments may not contradict."""
+def _chosen(
+    recipe: str | None, dataset: str | None, places: list[str], changes: list[str], out: Path | None, resume: bool
+) -> Recipe:
+    """The recipe of the arguments or, on resuming, of the run directory, which the arguments may not contradict.
+
+    Where the data lie is not part of what must stay the same.
+    """
     from tacit.training.recipe import Recipe
 
-    name = recipe or (dataset if dataset in _NAMED else "images" if dataset else "digits")
+    name = recipe or _recipe_for(dataset)
     if not resume:
-        return Recipe.load(name, changes)
+        return Recipe.load(name, [*places, *changes])
     if out is None:
         raise UserError("say which run to continue: --resume --out RUN_DIR")
     stored = out / "recipe.toml"
     if not stored.exists():
-        return Recipe.load(name, changes)
-    found = Recipe.load(stored)
-    if (recipe or changes) and Recipe.load(name, changes) != found:
+        if recipe is None and dataset is None:
+            raise UserError(
+                f"there is no run to continue in {out}; check the name, or say what to train to start one there"
+            )
+        return Recipe.load(name, [*places, *changes])
+    found = Recipe.load(stored, places)
+    if (recipe or changes) and Recipe.load(name, [*places, *changes]).model_copy(update={"data": found.data}) != found:
         raise UserError(
             f"the run in {out} was started with other settings; leave them out to continue it, or choose another --out"
         )
     return found
+
+
+def _recipe_for(dataset: str | None) -> str:
+    """The recipe for data whose recipe was not named."""
+    if dataset is None or dataset in _NAMED:
+        return dataset or "digits"
+    if Path(dataset).suffix == ".npz":
+        from tacit.data import read_inputs
+
+        return "table" if read_inputs(dataset).ndim == 2 else "images"
+    return "images"
+
+
+def _title(recipe: str | None, chosen: Recipe) -> str:
+    """A name for the run directory: the recipe's, or that of the data."""
+    return Path(recipe or chosen.data.source).stem.replace(" ", "-") or "run"
 
 
 def _announce(recipe: Recipe, plan: PrivacyPlan, split: Split, directory: Path) -> None:
@@ -138,11 +146,11 @@ def _announce(recipe: Recipe, plan: PrivacyPlan, split: Split, directory: Path) 
             f"warning: delta {delta:g} is not below 1/n = {1 / len(train):.2g}; such a delta allows one example to be exposed",
             file=sys.stderr,
         )
-    target = f"epsilon {recipe.privacy.epsilon:g}" if recipe.privacy.epsilon is not None else "the given noise"
+    target = f" for epsilon {recipe.privacy.epsilon:g} at delta {delta:g}" if recipe.privacy.epsilon is not None else ""
     print(
         f"{train.name}: {len(train)} training and {len(split.test)} held-out examples; {recipe.model.name}; "
         f"{plan.steps} steps of about {plan.expected_batch_size:g} examples, "
-        f"noise multiplier {plan.noise_multiplier(0):.4g} for {target} at delta {delta:g}\nwriting to {directory}",
+        f"noise multiplier {plan.noise_multiplier(0):.4g}{target}\nwriting to {directory}",
         file=sys.stderr,
     )
 
@@ -163,10 +171,8 @@ def _conclude(run: FinishedRun, as_json: bool) -> None:
             }
         )
         return
-    epsilon = "none" if certificate["epsilon"] is None else f"{certificate['epsilon']:.4f}"
     typer.echo(f"test accuracy  {last.get('test_accuracy', float('nan')):.2%}")
-    typer.echo(f"epsilon        {epsilon} at delta {certificate['delta']:g}")
+    typer.echo(f"epsilon        {shown_epsilon(certificate['epsilon'])} at delta {certificate['delta']:g}")
     typer.echo(f"certificate    {run.directory / 'certificate.json'}")
-    for reason in certificate["void_because"]:
-        typer.echo(f"not valid for release: {reason}")
-    typer.echo(f"check it with  tacit verify {run.directory}")
+    typer.echo(f"it says        {certificate['statement']}")
+    typer.echo(f"check it with  tacit verify {shlex.quote(str(run.directory))}")

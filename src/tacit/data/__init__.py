@@ -65,7 +65,7 @@ def load(
     else:
         raise UserError(
             f"dataset {os.fspath(source)!r} is neither a folder, nor an .npz file, nor one of "
-            f"{', '.join(names)}{nearest(os.fspath(source), names).rstrip(';')}"
+            f"{', '.join(names)}{nearest(os.fspath(source), names)}"
         )
 
     def prepared(data: Dataset) -> Dataset:

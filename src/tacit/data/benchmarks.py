@@ -66,6 +66,10 @@ def load_benchmark(
     tacit.privacy.validation.UserError: data_dir is '/no/such/folder', which is not a folder; ...
     """
     contents = _from_user(chosen, data_dir) if data_dir is not None else None
+    if contents is None and data_dir is not None:
+        warnings.warn(
+            f"no files of {chosen.name!r} are in {os.fspath(data_dir)}; the cache is used instead", stacklevel=3
+        )
     if contents is None:
         contents = _from_cache(chosen)
     if contents is None:

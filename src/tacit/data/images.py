@@ -77,6 +77,8 @@ def decode_image(content: bytes, name: str, *, resize: tuple[int, int] | None = 
         ) from error
     except Exception as error:  # A damaged file makes Pillow's decoders raise errors of many kinds.
         reason = str(error).replace("\n", " ").rstrip(".") or type(error).__name__
+        if "cannot identify" in reason:
+            reason = "it is of another kind or damaged"
         raise UserError(f"{name} cannot be read as a PNG or JPEG image ({reason}); repair or remove it") from error
     if resize is not None:
         image = image.resize((resize[1], resize[0]), Image.Resampling.BILINEAR)

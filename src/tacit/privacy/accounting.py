@@ -36,6 +36,7 @@ _TOLERANCE = 4e-3  # calibration ends within this fraction below the target
 _SMALLEST_MULTIPLIER, _LARGEST_MULTIPLIER = 0.05, 1e6
 # Below these a PLD is not to be trusted (its convolutions are right to about 1e-15) or takes for ever; RDP answers alone.
 _SMALLEST_PLD_DELTA, _SMALLEST_PLD_MULTIPLIER = 1e-10, 0.02
+_LARGEST_PLD_EPSILON = 1e4  # nobody needs it to be tight any more
 _NO_NOISE = 1e-6  # less noise than this is none: its moments leave the range of a float
 # RDP of one release is a logarithm near 0 and may be wrong by this much, even negative; dp-accounting reads that as epsilon 0.
 _RDP_ERROR = 1e-12
@@ -102,6 +103,8 @@ def _epsilon_of(
     if accountant == "rdp" or delta < _SMALLEST_PLD_DELTA or smallest < _SMALLEST_PLD_MULTIPLIER:
         return _by_rdp(event, delta)
     rough = _by_rdp(event, delta, orders=_ROUGH_ORDERS)
+    if rough > _LARGEST_PLD_EPSILON:
+        return rough
     # Both bounds hold, so the smaller one does; RDP is the smaller one only at extremes, where the grid tells.
     grid = _interval(rough, smallest) * (_COARSE if coarse or len(levels) > _MOST_FINE_LEVELS else 1)
     return min(rough, _by_pld(event, delta, grid))
@@ -170,10 +173,13 @@ def calibrated_scale(sample_rate: float, shape: Callable[[float], Levels], *, ep
 
         log_factor, found = _solved(excess, log_factor, floor, ceiling)
     if not -_TOLERANCE <= found <= 0:
-        trouble = "no noise reaches" if found > 0 else "no noise at all is needed for"
-        raise UserError(
-            f"{trouble} epsilon {target:g} at delta {delta:g}; change epsilon, delta or the number of steps"
-        )
+        if found > 0:
+            trouble = "cannot be reached by any noise; ask for a larger one, or take fewer steps"
+        elif log_factor < floor + 0.1:
+            trouble = "needs almost no noise here; ask for a smaller one"
+        else:
+            trouble = "is too small to be told from 0 here; ask for a larger one, or for a smaller delta"
+        raise UserError(f"epsilon {target:g} at delta {delta:g} {trouble}")
     return math.exp(log_factor)
 
 

@@ -239,6 +239,10 @@ def read_ledger(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
     path = Path(path)
     try:
         content = path.read_bytes()
+    except FileNotFoundError:
+        raise UserError(
+            f"{path.parent} holds no {path.name}: it is not a run directory, or its run never began"
+        ) from None
     except OSError as error:
         raise UserError(f"the ledger {path} cannot be read: {error.strerror}") from None
     if not content.endswith(b"\n"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -154,15 +153,6 @@ class PrivacyPlan:
         from tacit.privacy.mechanism import GaussianMechanism
 
         return GaussianMechanism(self, randomness, ledger)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in one expected pass over the data: 1/q, to the nearest whole number.
-
-        >>> PrivacyPlan(sample_rate=0.01, steps=2000).steps_per_epoch
-        100
-        """
-        return max(1, math.floor(1 / self.sample_rate + 0.5))
 
     def to_dict(self) -> dict[str, Any]:
         """A plain description, from which `from_dict` makes the same plan.

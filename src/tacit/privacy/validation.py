@@ -98,13 +98,13 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> str:
 
 
 def nearest(value: str, names: Iterable[str]) -> str:
-    """'; did you mean ...?' with the nearest of the names, or ';' when none is near.
+    """'; did you mean ...?' with the nearest of the names, or nothing when none is near.
 
     >>> nearest("epsilom", ["epsilon", "delta"])
     "; did you mean 'epsilon'?"
     """
     close = difflib.get_close_matches(str(value), list(names), n=1)
-    return f"; did you mean {close[0]!r}?" if close else ";"
+    return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _number(name: str, value: float) -> float:

@@ -30,14 +30,17 @@ class RunDirectory:
         self.model = path / "model.safetensors"
         self.checkpoint = path / "checkpoint" / "state.safetensors"
 
-    def prepare(self, *, resume: bool) -> None:
-        """Make the directory, or take the one that is there if resuming; any other that is not empty is left alone."""
+    def check(self, *, resume: bool) -> None:
+        """Refuse a directory that is not empty, unless it is a run to be resumed. Nothing is made yet."""
         if self.path.exists() and not self.path.is_dir():
             raise UserError(f"{self.path} is a file; choose another --out")
         if not resume and self.path.is_dir() and any(self.path.iterdir()):
             raise UserError(f"{self.path} exists already; continue that run with --resume or choose another --out")
         if resume and self.path.is_dir() and any(self.path.iterdir()) and not self._is_ours():
             raise UserError(f"{self.path} is not a run directory of tacit; choose another --out")
+
+    def make(self) -> None:
+        """The directory itself, once there is something to put into it."""
         try:
             self.checkpoint.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -45,11 +48,13 @@ class RunDirectory:
 
     def open_ledger(self, plan: PrivacyPlan, *, resume: bool, delta: float, facts: Mapping[str, Any]) -> Ledger:
         """A new ledger, or the one that is there, which must be of the same plan and delta."""
+        self.make()
         if not (resume and self.ledger.exists() and b"\n" in self.ledger.read_bytes()):
             return Ledger.create(self.ledger, plan, delta=delta, **facts)
         ledger = Ledger.resume(self.ledger)
         opening = ledger.entries[0]
-        if (ledger.plan, opening["delta"], opening["facts"]) != (plan, delta, dict(facts)):
+        # The name of the data may change, since a file may move; how many examples there are may not.
+        if (ledger.plan, opening["delta"], {**opening["facts"], "data": None}) != (plan, delta, {**facts, "data": None}):
             ledger.close()
             raise UserError(
                 f"the run in {self.path} was started with another plan or other data; start a new one elsewhere"

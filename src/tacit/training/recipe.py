@@ -5,12 +5,13 @@ This file imports neither torch nor the data, so that listing and checking recip
 
 from __future__ import annotations
 
+import math
 import os
 import tomllib
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
@@ -78,26 +79,45 @@ class PrivacySection(Section):
     @model_validator(mode="after")
     def _consistent(self) -> PrivacySection:
         if (self.epsilon is None) == (self.noise_multiplier is None) and not (self.schedule and self.epsilon is None):
-            raise UserError("give either epsilon (and the noise is found) or noise_multiplier, not both or neither")
+            raise UserError(
+                "give either epsilon (and the noise is found) or noise_multiplier, not both or neither; "
+                "--set privacy.epsilon=none takes the recipe's out"
+            )
         if self.schedule is not None and self.noise_multiplier is not None:
             raise UserError("give either schedule or noise_multiplier, not both")
         if (self.batch_size is None) == (self.sample_rate is None):
-            raise UserError("give either batch_size or sample_rate, not both or neither")
+            raise UserError(
+                "give either batch_size or sample_rate, not both or neither; "
+                "--set privacy.batch_size=none takes the recipe's out"
+            )
         return self
 
 
-class OptimizerSection(Section):
-    """Any optimizer of torch.optim by its class name; every other key is one of its arguments."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
-    name: str = "SGD"
-
-
-class LearningRateSection(Section):
-    """Any schedule of torch.optim.lr_scheduler by its class name, stepped once a step; other keys are its arguments."""
+class ClassOfTorch(Section):
+    """The name of a class of torch; every other key is one of its arguments."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
     name: str | None = None
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        options = self.model_extra or {}
+        for key, value in options.items():
+            if isinstance(value, float) and not math.isfinite(value):
+                raise UserError(f"{key} must be a finite number, not {value}")
+        if options and self.name is None:
+            raise UserError(f"name is missing: {next(iter(options))} is an argument of what?")
+        return self
+
+
+class OptimizerSection(ClassOfTorch):
+    """Any optimizer of torch.optim by its class name; every other key is one of its arguments."""
+
+    name: str = "SGD"
+
+
+class LearningRateSection(ClassOfTorch):
+    """Any schedule of torch.optim.lr_scheduler by its class name, stepped once a step; other keys are its arguments."""
 
 
 class LossSection(Section):
@@ -219,7 +239,8 @@ def _read(name: str) -> tuple[dict[str, Any], str]:
     names = named_recipes()
     if name not in names:
         raise UserError(
-            f"unknown recipe {name!r}{nearest(name, names)} there are {', '.join(names)}, or name a .toml file of your own"
+            f"unknown recipe {name!r}{nearest(name, names)} (there are: {', '.join(names)}; or name a .toml file of your own, "
+            "and your data with --dataset)"
         )
     text = (resources.files("tacit") / "recipes" / f"{name}.toml").read_text()
     return tomllib.loads(text), f"the recipe {name!r}"
@@ -256,7 +277,7 @@ def _sentence(error: ValidationError) -> str:
     place = [str(part) for part in first["loc"]]
     key = ".".join(place)
     if first["type"] == "extra_forbidden":
-        return f"unknown key {key}{nearest(place[-1], _keys(place[:-1]))}".rstrip(";")
+        return f"unknown key {key}{nearest(place[-1], _keys(place[:-1]))}"
     message = str(first["msg"]).removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
     return f"{key}: {message}" if key else message

@@ -58,7 +58,7 @@ def train(
     (True, True)
     """
     directory = RunDirectory(Path(out))
-    directory.prepare(resume=resume)
+    directory.check(resume=resume)
     split = load_data(recipe)
     where = pick_device(device)
     plan = recipe.plan(len(split.train))
@@ -81,6 +81,7 @@ def train(
         show_training_loss=show_training_loss,
         facts={"data": split.train.name, "model": recipe.model.name},
     )
+    directory.make()
     if not directory.recipe.exists():
         write_atomically(directory.recipe, recipe.to_toml().encode())
     if on_start is not None:
@@ -104,6 +105,8 @@ def load_data(recipe: Recipe) -> Split:
     10
     """
     data = recipe.data
+    if data.source == "?":
+        raise UserError("say which data to train on: --dataset FOLDER (one sub-folder a class) or --dataset FILE.npz")
     return load(
         data.source,
         data_dir=data.directory,
@@ -224,7 +227,7 @@ def _made(kind: Callable[..., Any], name: str, section: str, options: dict[str, 
     known = [key for key in inspect.signature(kind).parameters if key not in ("params", "optimizer", "self")]
     for key in options:
         if key not in known:
-            raise UserError(f"{name} has no argument {key!r}{nearest(key, known)} it takes {', '.join(known)}")
+            raise UserError(f"{name} has no argument {key!r}{nearest(key, known)} (it takes: {', '.join(known)})")
     try:
         return kind(subject, **options)
     except (TypeError, ValueError) as error:

@@ -97,7 +97,7 @@ class PrivateTrainer:
         self._seconds = 0.0
         self._stop_requested = False
         if self.directory is not None:
-            self.directory.prepare(resume=resume)
+            self.directory.check(resume=resume)
 
     @property
     def device(self) -> torch.device:
@@ -147,7 +147,7 @@ class PrivateTrainer:
                 self._seconds = time.monotonic() - started
                 step = mechanism.next_step
                 reporter.step(step)
-                if step % self.plan.steps_per_epoch == 0 or mechanism.steps_left == 0:
+                if _ends_epoch(step, self.plan.sample_rate) or mechanism.steps_left == 0:
                     history.append(self._measure(examples, indices, held_out, reporter))
                     self._save()
                     saved = self._seconds
@@ -370,6 +370,11 @@ def mean_loss(model: nn.Module, examples: Examples, loss: PerExampleLoss, indice
         return None
     inputs, targets = examples.batch(indices[:_EVALUATION_BATCH], next(model.parameters()).device)
     return float(loss(model(inputs), targets).mean())
+
+
+def _ends_epoch(step: int, sample_rate: float) -> bool:
+    """Whether the expected number of passes over the data reaches a whole number with this step."""
+    return math.floor(step * sample_rate + 1e-9) > math.floor((step - 1) * sample_rate + 1e-9)
 
 
 def _check_optimizer(optimizer: Optimizer, model: nn.Module) -> None:
