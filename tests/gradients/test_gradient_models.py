@@ -50,8 +50,8 @@ def check(
 
 
 def way(grad: ClippedGradient) -> str:
-    (plan,) = grad._plans.values()
-    return plan.engine
+    (route,) = grad._routes.values()
+    return route.engine
 
 
 class TiedLanguageModel(nn.Module):

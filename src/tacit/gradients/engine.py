@@ -15,9 +15,10 @@ from tacit.gradients.capture import NoRule
 from tacit.gradients.contribution import Contribution
 from tacit.gradients.fallback import per_example_gradients
 from tacit.gradients.memory import LARGEST, fitting
-from tacit.gradients.probe import Plan, probe
+from tacit.gradients.probe import Route, probe
 from tacit.gradients.refusals import refuse_known_mixers
 from tacit.gradients.rules import Sums, check_strategy, clip_and_add, rules_sum
+from tacit.gradients.sandbox import unchanged
 from tacit.privacy.clipping import Clipping
 from tacit.privacy.mechanism import ClippedSum
 from tacit.privacy.validation import UserError, check_choice, check_count
@@ -34,8 +35,13 @@ class ClippedGradient:
     where they hold, else `torch.func`, else a loop; "ghost" and "instantiate" are the rules with one way to clip everywhere.
 
     *Guarantee.* Adding or removing one example moves the sum by at most `clipping.sensitivity`, and in group j by at most C_j
-    (up to the rounding of floating-point arithmetic). A model that mixes examples is refused. An example whose gradient is not
-    finite adds nothing and is counted. The model is left as it was: no hook, no attribute, no `.grad`, no other mode.
+    (up to the rounding of floating-point arithmetic), if the model and the loss look at each example by itself. That is tried,
+    not proved: layers known to mix are refused by name, and before the first batch of a kind some of its examples are exchanged
+    or left out, while losses and gradients of the others must stay the same (`probe` says what is compared). Mixing that shows
+    only on inputs, weights or batches unlike those tried is not found; the engines "vmap" and "loop" run each example by itself,
+    and do not depend on it. A model that keeps something of the examples in parameters, buffers or tensor attributes is refused,
+    as far as the same runs show it. An example whose gradient is not finite adds nothing and is counted. The model is left as
+    it was: no hook, no attribute, no `.grad`, no other mode.
 
     >>> from tacit.privacy.clipping import Flat
     >>> model = nn.Linear(1, 1, bias=False)
@@ -61,7 +67,7 @@ class ClippedGradient:
         self.clipping = clipping
         self.physical_batch_size = physical_batch_size
         self.engine = check_choice("engine", engine, ENGINES)
-        self._plans: dict[Hashable, Plan] = {}
+        self._routes: dict[Hashable, Route] = {}
         refuse_known_mixers(model)
         clipping.group_of(list(trainable_parameters(model)))
 
@@ -95,16 +101,16 @@ class ClippedGradient:
             batch = Batch.of(inputs, targets)
             if batch.size == 0:
                 continue
-            plan = self._plan(trainable, batch)
-            step = self._physical(plan, first.device)
+            route = self._route(trainable, batch)
+            step = self._physical(route, first.device)
             for start in range(0, batch.size, step):
-                part, part_norms = self._clipped(plan, trainable, batch.rows(slice(start, start + step)))
+                part, part_norms = self._clipped(route, trainable, batch.rows(slice(start, start + step)))
                 norms.append(part_norms)
                 for name, value in part.items():
                     sums[name] += value
         all_norms = torch.cat(norms)
         return ClippedSum(
-            {name: sums[name].to(p.dtype) for name, p in trainable.items()},
+            sums,
             norms=all_norms,
             clipping=self.clipping,
             not_finite=int((~all_norms.isfinite().all(dim=1)).sum()),
@@ -126,52 +132,54 @@ class ClippedGradient:
         batch = Batch.of(inputs, targets)
         if batch.size == 0:
             return 1
-        return self._physical(self._plan(trainable, batch), next(iter(trainable.values())).device)
+        return self._physical(self._route(trainable, batch), next(iter(trainable.values())).device)
 
-    def _physical(self, plan: Plan, device: torch.device) -> int:
+    def _physical(self, route: Route, device: torch.device) -> int:
         if self.physical_batch_size is not None:
             return self.physical_batch_size
-        return LARGEST if plan.engine == "loop" else fitting(plan.bytes_per_example, device)
+        return LARGEST if route.engine == "loop" else fitting(route.bytes_per_example, device)
 
-    def _plan(self, trainable: dict[str, nn.Parameter], batch: Batch) -> Plan:
-        """The plan for batches of this signature; a new one is probed first."""
+    def _route(self, trainable: dict[str, nn.Parameter], batch: Batch) -> Route:
+        """The route for batches of this signature; a new one is probed first."""
         modules = tuple((id(module), module.training) for module in self.model.modules())
         key = (batch.signature(), modules, tuple(trainable))
-        if key not in self._plans:
-            refuse_known_mixers(self.model)
-            plan = probe(self.model, self.loss, trainable, batch)
-            if plan.engine != "rules":
-                check_strategy(self.engine, plan.reason)
-            if self.engine in ("vmap", "loop"):
-                plan.engine = self.engine
-            if not plan.conclusive:
-                return plan
-            self._plans[key] = plan
-        return self._plans[key]
+        if key in self._routes:
+            return self._routes[key]
+        refuse_known_mixers(self.model)
+        alone = self.engine in ("vmap", "loop")
+        route = probe(self.model, self.loss, trainable, batch, 1 if alone else self.physical_batch_size)
+        if route.engine != "rules":
+            check_strategy(self.engine, route.reason)
+        if alone:
+            route.step_down(self.engine)
+        if route.conclusive:
+            self._routes[key] = route
+        return route
 
-    def _clipped(self, plan: Plan, trainable: dict[str, nn.Parameter], batch: Batch) -> tuple[Sums, Tensor]:
+    def _clipped(self, route: Route, trainable: dict[str, nn.Parameter], batch: Batch) -> tuple[Sums, Tensor]:
         """The clipped sum of the examples with a finite gradient, and the norms of all."""
-        sums, norms = self._computed(plan, trainable, batch)
+        with unchanged(self.model, self.loss):
+            sums, norms = self._computed(route, trainable, batch)
         if sums is not None:
             return sums, norms
         finite = norms.isfinite().all(dim=1)
         if not finite.any():
             return {}, norms
         # 0 times a number that is not finite is not 0, so those examples must not be in the batch at all
-        rest, rest_norms = self._clipped(plan, trainable, batch.rows(finite.nonzero()[:, 0]))
+        rest, rest_norms = self._clipped(route, trainable, batch.rows(finite.nonzero()[:, 0]))
         norms[finite] = rest_norms
         return rest, norms
 
-    def _computed(self, plan: Plan, trainable: dict[str, nn.Parameter], batch: Batch) -> tuple[Sums | None, Tensor]:
-        if plan.engine == "rules":
+    def _computed(self, route: Route, trainable: dict[str, nn.Parameter], batch: Batch) -> tuple[Sums | None, Tensor]:
+        if route.engine == "rules":
             try:
                 return rules_sum(
-                    self.model, self.loss, trainable, self.clipping, batch, plan.units, plan.layouts, self.engine
+                    self.model, self.loss, trainable, self.clipping, batch, route.units, route.layouts, self.engine
                 )
             except NoRule as reason:
                 check_strategy(self.engine, str(reason))
-                plan.engine = "vmap"
-        if plan.engine == "vmap":
+                route.step_down("vmap")
+        if route.engine == "vmap":
             try:
                 gradients = per_example_gradients(self.model, self.loss, trainable, batch)
             except UserError:
@@ -179,13 +187,12 @@ class ClippedGradient:
             except Exception as error:
                 if self.engine == "vmap":
                     raise
-                first = (str(error).splitlines() or [""])[0]
-                warnings.warn(
-                    f"torch.func.vmap cannot take this model ({first}); its gradients are computed one example after the other, "
-                    "which is exact and slow",
+                warnings.warn(  # the exception's own words may quote examples
+                    f"torch.func.vmap cannot take this model ({type(error).__name__}); its gradients are computed one example "
+                    "after the other, which is exact and slow",
                     stacklevel=4,
                 )
-                plan.engine = "loop"
+                route.step_down("loop")
             else:
                 uses = {name: [Contribution(lambda g=g: g)] for name, g in gradients.items()}  # type: ignore[misc]
                 return clip_and_add(uses, trainable, self.clipping, batch.size)

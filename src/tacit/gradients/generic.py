@@ -106,10 +106,9 @@ def recomputed(call: Call, layout: Layout) -> tuple[dict[str, Tensor], list[Tens
             return {inner: at_least_float32(g) for inner, g in gradients.items()}, found
         except (RuntimeError, ValueError, NotImplementedError) as error:
             layout.one_by_one = True
-            first = (str(error).splitlines() or [""])[0]
-            warnings.warn(
-                f"{call.unit.described} has no rule and torch.func.vmap cannot take it ({first}); its gradients are computed "
-                "one example after the other, which is exact and slow",
+            warnings.warn(  # the exception's own words may quote examples
+                f"{call.unit.described} has no rule and torch.func.vmap cannot take it ({type(error).__name__}); its gradients "
+                "are computed one example after the other, which is exact and slow",
                 stacklevel=2,
             )
     each = []

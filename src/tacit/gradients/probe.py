@@ -1,38 +1,53 @@
 """A look at a model before its first real use: where its examples lie, what it needs, and whether it mixes them.
 
-A handful of runs on two or three examples, once for each new signature (structure and shapes of the inputs, training
-mode, trainable parameters). It leaves parameters, buffers and random states as they were.
+A handful of runs on a few examples, once for each new signature (structure and shapes of the inputs, training mode,
+trainable parameters). It leaves the model and the random states as they were.
 """
 
 from __future__ import annotations
 
-import random
+import copy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from tacit.gradients.batches import Batch, Loss
-from tacit.gradients.capture import Call, NoRule, Unit, backward, capture, check_graph, find_units, hooks
+from tacit.gradients.capture import Call, NoRule, Unit, backward, check_graph, find_units
 from tacit.gradients.generic import Layout, recomputed
-from tacit.gradients.memory import rules_bytes, whole_model_bytes
-from tacit.gradients.refusals import described
+from tacit.gradients.memory import BUDGET, fitting, rules_bytes, whole_model_bytes
+from tacit.gradients.mixing import (
+    DEPENDS_ON_SIZE,
+    Run,
+    Subject,
+    agree,
+    check_exchange,
+    check_loss_alone,
+    check_part,
+    chosen,
+    rows_of,
+)
+from tacit.gradients.sandbox import Sandbox
 from tacit.privacy.validation import UserError
 
 _T = TypeVar("_T")
+_HALF = (torch.float16, torch.bfloat16)
+CROWD = 32  # as many examples are compared at most,
+CROWD_BYTES = 2**26  # and no more than eight if they need more memory than this
+SEEDS = 6  # as many random states are tried
 
 
 @dataclass
-class Plan:
+class Route:
     """How batches of one signature are computed: by `rules`, by `vmap` over the whole model, or in a `loop`.
 
-    *Guarantee.* `engine` is "rules" only if every unit's examples lie where the rules look for them.
+    *Guarantee.* `engine` is "rules" only if every unit's examples lie where the rules look for them. It is all that ever
+    changes, by `step_down`, when a later batch shows that it does not hold.
 
-    >>> Plan(units=[]).engine
+    >>> Route(units=[]).engine
     'rules'
     """
 
@@ -43,13 +58,23 @@ class Plan:
     bytes_per_example: int = 0
     conclusive: bool = True
 
+    def step_down(self, engine: str) -> None:
+        """From now on by a slower engine, which asks less of the model."""
+        self.engine = engine
 
-def probe(model: nn.Module, loss: Loss, trainable: dict[str, nn.Parameter], batch: Batch) -> Plan:
+
+def probe(
+    model: nn.Module, loss: Loss, trainable: dict[str, nn.Parameter], batch: Batch, largest: int | None = None
+) -> Route:
     """Run the model on a few examples, and refuse it if one example's loss or gradient depends on another's.
 
-    *Guarantee.* With each of three examples exchanged in turn, the losses, and the inputs, outputs and output gradients of all
-    units, stayed the same for the other two; so did the loss of an example between batches of two and of three. Buffers did not
-    change. A model that mixes examples only for inputs unlike these is not found out.
+    *Guarantee.* What was tried: each of three examples exchanged in turn and, if the rules are used, each half of up to 32 (at
+    most `largest`, fewer if they are big); the losses, and the inputs, outputs and output gradients of all units, stayed the
+    same for the others. If random numbers are drawn, the losses did so under six other random states; if none are, an example's
+    loss was the same in the whole and in a part of a batch. So was the loss by itself, on given outputs, where it can be called
+    so. No parameter or buffer changed, and no tensor attribute by what the examples were. In half precision all this is done on
+    a copy in float32, where there can be one. A model that mixes examples only for inputs, weights or batches unlike these is
+    not found out.
 
     >>> class Centred(nn.Module):
     ...     def forward(self, x): return x - x.mean(0)
@@ -59,99 +84,100 @@ def probe(model: nn.Module, loss: Loss, trainable: dict[str, nn.Parameter], batc
     ...
     tacit.privacy.validation.UserError: '1' (Centred) mixes examples: ...
     """
-    plan = Plan(find_units(model, trainable))
-    three = _examples(batch, 3)
-    with _Sandbox(model, batch) as sandbox:
-
-        def run(examples: Batch) -> tuple[list[Call], Tensor]:
-            sandbox.restart()
-            calls, losses = capture(model, plan.units, loss, examples, probing=True)
-            sandbox.check_buffers()
-            return calls, losses
-
-        (small, fewer), small_bytes = _weighed(lambda: run(three.rows(slice(0, 2))))
-        (large, losses), large_bytes = _weighed(lambda: run(three))
-        plan.conclusive = bool(losses.isfinite().all())
-        random_numbers = sandbox.drew_random_numbers()
-        runs = []
-        for k in range(3):
-            kept = [i for i in range(3) if i != k]
-            exchanged = _exchanged(three, k)
-            calls, other_losses = run(exchanged)
-            if not _agree(losses[kept], other_losses[kept]):
-                raise UserError(_culprit(model, run, three, exchanged, kept))
-            backward(calls, other_losses)
-            runs.append((calls, kept))
-        if not random_numbers and not _agree(fewer, losses[:2]):
-            raise UserError(
-                "the loss of an example depends on how many others are in the batch, so no clipping bounds what one example "
-                "does; do not divide by the batch size"
-            )
-        backward(large, losses)
+    precise = _in_float32(model, loss, batch)
+    if precise is not None:
         try:
-            plan.layouts = _layouts(small, large)
-            for calls, kept in runs:
-                _check_rows(large, calls, plan.layouts, kept)
-            check_graph(large, losses, trainable)
-            _check_generic(large, plan.layouts)
-            plan.bytes_per_example = rules_bytes(large, plan.layouts, trainable, large_bytes - small_bytes)
-        except NoRule as reason:
-            plan.engine, plan.reason = "vmap", str(reason)
-            plan.bytes_per_example = whole_model_bytes(trainable, large_bytes - small_bytes)
-    return plan
+            with torch.autocast(_device(batch).type, enabled=False):
+                route = _probed(*precise, list(trainable), largest)
+            route.units = find_units(model, trainable)
+            return route
+        except UserError:
+            raise
+        except Exception:  # it insists on half precision
+            pass
+    return _probed(model, loss, batch, list(trainable), largest)
 
 
-class _Sandbox:
-    """What a probe must leave as it was: random states and buffers."""
+def _probed(model: nn.Module, loss: Loss, batch: Batch, names: list[str], largest: int | None) -> Route:
+    parameters = dict(model.named_parameters())
+    trainable = {name: parameters[name] for name in names}
+    route = Route(find_units(model, trainable))
+    pool, crowd = chosen(batch, min(CROWD, batch.size)), chosen(batch, CROWD)
+    with Sandbox(model, loss, batch) as sandbox:
+        subject = Subject(model, loss, route.units, sandbox)
+        three = crowd.rows(slice(0, 3))
+        small, small_bytes = _weighed(lambda: subject.run(three.rows(slice(0, 2))))
+        large, large_bytes = _weighed(lambda: subject.run(three))
+        route.conclusive = bool(large.losses.isfinite().all())
+        others = [check_exchange(subject, large, [k], pool) for k in range(3)]
+        room = largest or fitting(2 * (large_bytes - small_bytes), _device(batch))
+        if large.random:
+            few = crowd.rows(slice(0, max(3, min(8, room))))
+            for seed in range(SEEDS):
+                check_exchange(subject, subject.run(few, seed), list(range(few.size // 2)), pool)
+        elif not agree(small.losses, large.losses[:2]):
+            raise UserError(DEPENDS_ON_SIZE)
+        axes = _output_axes(small, large)
+        check_loss_alone(subject, large, [0, 1], axes)
+        for run in [large, *(other for other, _ in others)]:
+            backward(run.calls, run.losses)
+        try:
+            route.layouts = _layouts(small.calls, large.calls)
+            for other, kept in others:
+                _check_rows(large, other, route.layouts, kept)
+            check_graph(large.calls, large.losses, trainable)
+            _check_generic(large.calls, route.layouts)
+            route.bytes_per_example = rules_bytes(large.calls, route.layouts, trainable, large_bytes - small_bytes)
+            size = min(room, max(8, CROWD_BYTES // (route.bytes_per_example + 1)), CROWD)
+            if size > 3:
+                _check_crowd(subject, crowd.rows(slice(0, size)), pool, route.layouts, axes)
+        except NoRule as reason:  # then each example is run by itself, and a crowd does not matter
+            route.engine, route.reason = "vmap", str(reason)
+            route.bytes_per_example = whole_model_bytes(trainable, large_bytes - small_bytes)
+    return route
 
-    def __init__(self, model: nn.Module, batch: Batch) -> None:
-        devices = {leaf.device for leaf in batch.leaves if isinstance(leaf, Tensor)}
-        self._fork = torch.random.fork_rng([device for device in devices if device.type == "cuda"])
-        self._others = (random.getstate(), np.random.get_state())  # noqa: NPY002
-        self._buffers = [
-            (name, module, key, value, None if value is None else value.clone())
-            for name, module in model.named_modules()
-            for key, value in module._buffers.items()
-        ]
 
-    def __enter__(self) -> _Sandbox:
-        self._fork.__enter__()
-        self._state = torch.get_rng_state()
-        self._cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-        return self
+def _check_crowd(subject: Subject, crowd: Batch, pool: Batch, layouts: list[Layout], axes: list[int | None]) -> None:
+    """Mixing that needs more than three examples: each half must be as it was with another half beside it, and with none."""
+    whole = subject.run(crowd)
+    backward(whole.calls, whole.losses)
+    rows, middle = list(range(crowd.size)), crowd.size // 2
+    for half, rest in ((rows[:middle], rows[middle:]), (rows[middle:], rows[:middle])):
+        other, kept = check_exchange(subject, whole, rest, pool)
+        backward(other.calls, other.losses)
+        _check_rows(whole, other, layouts, kept)
+        check_loss_alone(subject, whole, half, axes)
+        if not whole.random:
+            check_part(subject, whole, half)
 
-    def __exit__(self, *exception: Any) -> None:
-        self._restore_others()
-        for _, module, key, value, copy in self._buffers:
-            if value is not None and not _same(value, copy):
-                with torch.no_grad():
-                    value.copy_(copy)
-            module._buffers[key] = value
-        self._fork.__exit__(*exception)
 
-    def restart(self) -> None:
-        """The same random numbers again."""
-        torch.set_rng_state(self._state)
-        for device, state in enumerate(self._cuda):
-            torch.cuda.set_rng_state(state, device)
-        self._restore_others()
+def _in_float32(model: nn.Module, loss: Loss, batch: Batch) -> tuple[nn.Module, Loss, Batch] | None:
+    """Copies without half precision, whose rounding would hide what mixes weakly; None where there is none, or no room."""
+    tensors = [*model.parameters(), *(leaf for leaf in batch.leaves if isinstance(leaf, Tensor))]
+    halves = any(tensor.dtype in _HALF for tensor in tensors)
+    if not (halves or torch.is_autocast_enabled(_device(batch).type)):
+        return None
+    if 4 * sum(parameter.numel() for parameter in model.parameters()) > BUDGET:
+        return None
 
-    def drew_random_numbers(self) -> bool:
-        """Since the restart."""
-        moved = [torch.cuda.get_rng_state(device) for device in range(len(self._cuda))]
-        return not all(torch.equal(a, b) for a, b in zip([self._state, *self._cuda], [torch.get_rng_state(), *moved]))
+    def widened(value: Any) -> Any:
+        return value.float() if isinstance(value, Tensor) and value.dtype in _HALF else value
 
-    def check_buffers(self) -> None:
-        for name, module, key, _, copy in self._buffers:
-            if not _same(module._buffers.get(key), copy):
-                raise UserError(
-                    f"{described(name, module)} changes its buffer {key!r} in a forward pass, so the training data leave with "
-                    "the model and have no noise; replace the module, or put it in eval mode"
-                )
+    try:
+        model, loss = copy.deepcopy((model, loss))
+    except Exception:
+        return None
+    for root in (model, loss):
+        for module in root.modules() if isinstance(root, nn.Module) else ():
+            module._apply(widened, recurse=False)  # type: ignore[no-untyped-call]
+            for name, value in vars(module).items():
+                if isinstance(value, Tensor):
+                    vars(module)[name] = widened(value)
+    return model, loss, Batch([widened(leaf) for leaf in batch.leaves], batch.spec, batch.size)
 
-    def _restore_others(self) -> None:
-        random.setstate(self._others[0])
-        np.random.set_state(self._others[1])  # noqa: NPY002
+
+def _device(batch: Batch) -> torch.device:
+    return next(leaf.device for leaf in batch.leaves if isinstance(leaf, Tensor))
 
 
 def _weighed(run: Callable[[], _T]) -> tuple[_T, int]:
@@ -166,52 +192,6 @@ def _weighed(run: Callable[[], _T]) -> tuple[_T, int]:
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         result = run()
     return result, sum(kept.values())
-
-
-def _examples(batch: Batch, count: int) -> Batch:
-    """So many examples of the batch, in turn, with numbers for what is not finite."""
-    rows = batch.rows(torch.arange(count) % batch.size)
-    leaves = [
-        torch.nan_to_num(leaf, 0.0, 1.0, -1.0) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
-        for leaf in rows.leaves
-    ]
-    return Batch(leaves, rows.spec, count)
-
-
-def _exchanged(batch: Batch, k: int) -> Batch:
-    """The batch with another example in place of example k: its neighbour, or where that is the same, something like it."""
-    leaves = []
-    for leaf in batch.leaves:
-        if isinstance(leaf, Tensor):
-            old, neighbour = leaf[k], leaf[(k + 1) % batch.size]
-            choices = [neighbour, old.flatten().roll(1).view_as(old)]
-            if old.is_floating_point():
-                choices += [0.5 * old, old + 1]
-            elif not old.is_complex() and old.dtype != torch.bool:
-                choices += [(old - 1).clamp(min=0)]  # a class or a token that exists if this one does
-            new = next((choice for choice in choices if not torch.equal(choice, old)), old)
-            leaf = torch.cat([leaf[:k], new.unsqueeze(0), leaf[k + 1 :]])
-        leaves.append(leaf)
-    return Batch(leaves, batch.spec, batch.size)
-
-
-def _same(a: Tensor | None, b: Tensor | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return a.shape == b.shape and bool(((a == b) | ((a != a) & (b != b))).all())
-
-
-def _agree(a: Tensor, b: Tensor) -> bool:
-    """Equal up to the rounding that another order of summation may bring."""
-    a, b = a.detach(), b.detach()
-    if a.shape != b.shape:
-        return False
-    if not a.is_floating_point() or a.numel() == 0:
-        return _same(a, b)
-    tolerance = float(torch.finfo(a.dtype).eps) ** 0.5
-    finite = a[a.isfinite()]
-    scale = float(finite.abs().max()) if finite.numel() else 0.0
-    return torch.allclose(a, b, rtol=tolerance, atol=tolerance * scale, equal_nan=True)
 
 
 def _layouts(small: list[Call], large: list[Call]) -> list[Layout]:
@@ -250,28 +230,38 @@ def _axis(two: Any, three: Any, who: str) -> int | None:
     return differing[0]
 
 
-def _check_rows(calls: list[Call], others: list[Call], layouts: list[Layout], kept: list[int]) -> None:
+def _output_axes(small: Run, large: Run) -> list[int | None]:
+    """Where the examples lie in what the loss is given; nowhere, if that cannot be told."""
+    two, three = pytree.tree_leaves(small.outputs), pytree.tree_leaves(large.outputs)
+    try:
+        return [_axis(a, b, "the output") for a, b in zip(two, three, strict=True)]
+    except (NoRule, ValueError):
+        return [None] * len(three)
+
+
+def _check_rows(run: Run, other_run: Run, layouts: list[Layout], kept: list[int]) -> None:
     """The examples that were kept must be where they were, and as they were, at every unit."""
-    if [call.unit.name for call in calls] != [call.unit.name for call in others]:
+    calls, others, size = run.calls, other_run.calls, run.batch.size
+    if [call.unit.name for call in calls] != [call.unit.name for call in others] or len(calls) != len(layouts):
         raise NoRule("the model calls other modules for other examples")
     index = torch.tensor(kept)
     for call, other, layout in zip(calls, others, layouts):
         for a, b, axis in zip(call.leaves + call.outputs, other.leaves + other.outputs, layout.inputs + layout.outputs):
-            if axis is not None and not _agree(_rows(a, axis, index), _rows(b, axis, index)):
+            if axis is None:
+                continue
+            if not all(isinstance(t, Tensor) and t.dim() > axis and t.shape[axis] == size for t in (a, b)):
+                raise NoRule(f"{call.unit.described} has another layout in batches of another size")
+            if not agree(rows_of(a, axis, index), rows_of(b, axis, index)):
                 raise NoRule(f"{call.unit.described} does not keep the examples in their order")
     for call, other, layout in reversed(list(zip(calls, others, layouts))):  # the last one lies nearest to what mixes
         for a, b, axis in zip(call.gradients, other.gradients, layout.outputs):
             if a is None and b is None:
                 continue
-            if a is None or b is None or axis is None or not _agree(_rows(a, axis, index), _rows(b, axis, index)):
+            if a is None or b is None or axis is None or not agree(rows_of(a, axis, index), rows_of(b, axis, index)):
                 raise UserError(
                     f"the gradient at {call.unit.described} of one example depends on the others: what comes after it mixes "
                     "examples, so no clipping bounds what one example does"
                 )
-
-
-def _rows(tensor: Tensor, axis: int, index: Tensor) -> Tensor:
-    return tensor.detach().index_select(axis, index.to(tensor.device))
 
 
 def _check_generic(calls: list[Call], layouts: list[Layout]) -> None:
@@ -284,34 +274,8 @@ def _check_generic(calls: list[Call], layouts: list[Layout]) -> None:
             try:
                 again = recomputed(call, layout)[1]
             except Exception as error:
-                raise NoRule(f"{call.unit.described} cannot be computed one example at a time: {error}") from error
-            if not all(_agree(a, b) for a, b in zip(wanted, again)):
+                raise NoRule(
+                    f"{call.unit.described} cannot be computed one example at a time ({type(error).__name__})"
+                ) from error
+            if not all(agree(a, b) for a, b in zip(wanted, again)):
                 raise NoRule(f"{call.unit.described} computes something else the second time")
-
-
-def _culprit(model: nn.Module, run: Callable[[Batch], object], one: Batch, other: Batch, kept: list[int]) -> str:
-    """Name the first module whose inputs agree in the kept examples while its outputs do not."""
-
-    def trace(batch: Batch) -> list[tuple[str, nn.Module, list[Tensor], list[Tensor]]]:
-        seen: list[tuple[str, nn.Module, list[Tensor], list[Tensor]]] = []
-        arrived: dict[str, list[list[Tensor]]] = {}
-
-        def tensors(tree: Any) -> list[Tensor]:
-            found = [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
-            return [t.detach()[kept].clone() for t in found if t.dim() and len(t) == batch.size]
-
-        with hooks() as handles:
-            for name, module in model.named_modules():
-                before = lambda _, args, kwargs, name=name: arrived.setdefault(name, []).append(tensors((args, kwargs)))  # noqa: E731
-                after = lambda m, _, __, output, name=name: seen.append((name, m, arrived[name].pop(), tensors(output)))  # noqa: E731
-                handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
-                handles.append(module.register_forward_hook(after, with_kwargs=True))
-            run(batch)
-        return seen
-
-    why = "mixes examples: one example's result depends on the others, so no clipping bounds what one example does"
-    for (name, module, inputs, outputs), (_, _, other_inputs, other_outputs) in zip(trace(one), trace(other)):
-        same_inputs = all(_agree(a, b) for a, b in zip(inputs, other_inputs))
-        if same_inputs and not all(_agree(a, b) for a, b in zip(outputs, other_outputs)):
-            return f"{described(name, module)} {why}; replace it by something that looks at one example at a time"
-    return f"the loss {why}; give a loss that looks at one example at a time"

@@ -54,7 +54,11 @@ class RunDirectory:
         ledger = Ledger.resume(self.ledger)
         opening = ledger.entries[0]
         # The name of the data may change, since a file may move; how many examples there are may not.
-        if (ledger.plan, opening["delta"], {**opening["facts"], "data": None}) != (plan, delta, {**facts, "data": None}):
+        if (ledger.plan, opening["delta"], {**opening["facts"], "data": None}) != (
+            plan,
+            delta,
+            {**facts, "data": None},
+        ):
             ledger.close()
             raise UserError(
                 f"the run in {self.path} was started with another plan or other data; start a new one elsewhere"

@@ -34,6 +34,7 @@ from tacit.training.progress import Reporter, progress_of
 
 _CHECKPOINT_SECONDS = 60.0
 _EVALUATION_BATCH = 512
+_PROBED = 32  # examples on which the engine tries whether any layer mixes them
 
 
 class Interrupted(Exception):
@@ -221,7 +222,7 @@ class PrivateTrainer:
         """The batch in pieces that fit in memory, made only when they are needed."""
         if len(indices) == 0:
             return
-        inputs, targets = examples.batch(indices[:2], self.device)
+        inputs, targets = examples.batch(indices[:_PROBED], self.device)
         size = self._gradient.physical_batch_size_for(channels_last(inputs), targets)
         for start in range(0, len(indices), size):
             inputs, targets = examples.batch(indices[start : start + size], self.device)
