@@ -464,3 +464,13 @@ def test_another_model_beside_the_certificate_fails_verification(tmp_path):
         verify(tmp_path)
     model.unlink()
     verify(tmp_path)
+
+
+def test_a_model_that_the_certificate_does_not_name_fails_verification(run):
+    (run / "model.safetensors").write_bytes(b"weights from elsewhere")
+    with pytest.raises(UserError, match="not the model of this certificate"):
+        verify(run)
+
+
+def test_no_fact_of_the_callers_hides_a_caveat():
+    assert set(certificate_of(entries_of())["caveats"]) <= set(certificate_of(entries_of(model="mine"))["caveats"])

@@ -319,6 +319,20 @@ def test_a_lost_checkpoint_is_not_replaced_by_an_untrained_model(tmp_path):
         trainer_of(run_directory=run, resume=True).fit(blobs())
 
 
+def test_a_refused_resumption_leaves_a_finished_runs_certificate_valid(tmp_path):
+    run = tmp_path / "run"
+    trainer_of(run_directory=run).fit(blobs())
+    before = verify(run)
+    with pytest.raises(UserError, match="other data"):
+        trainer_of(run_directory=run, resume=True).fit(blobs(100))
+    (run / "checkpoint" / "state.safetensors").unlink()
+    with pytest.raises(UserError, match="is missing"):
+        trainer_of(run_directory=run, resume=True).fit(blobs())
+    after = verify(run)
+    assert after["valid_for_release"]
+    assert all(after[key] == before[key] for key in ("epsilon", "releases", "model_sha256"))
+
+
 def test_the_certificate_names_the_models_file(tmp_path):
     run = tmp_path / "run"
     trainer_of(run_directory=run).fit(blobs())

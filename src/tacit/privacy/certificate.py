@@ -123,7 +123,7 @@ def verify(run_directory: str | os.PathLike[str]) -> dict[str, Any]:
         if not same or key not in found:
             raise UserError(f"the certificate says {key} = {given!r}, but its ledger gives {value!r}")
     model = directory / "model.safetensors"
-    if expected["model_sha256"] is not None and model.exists() and sha256_of(model) != expected["model_sha256"]:
+    if model.exists() and sha256_of(model) != expected["model_sha256"]:
         raise UserError(f"{model} is not the model of this certificate: its SHA-256 differs")
     unknown = sorted(set(found) - set(expected))
     if unknown:
@@ -165,8 +165,7 @@ def _caveats(
         "only the releases of this run's ledger are counted: the initial weights are taken as public, and other runs on the same "
         "examples add to what is spent"
     )
-    if facts.get("model") is None:  # tacit's own networks are known not to
-        caveats.append("that no layer mixes examples was tried on some of them, not proved")
+    caveats.append("that no layer mixes examples was tried on some of them, not proved")
     if facts.get("evaluated_on_held_out"):
         caveats.append("accuracies are exact figures of held-out examples, which this guarantee does not protect")
     resumed = sum(entry["kind"] == "resume" for entry in entries)

@@ -59,6 +59,7 @@ class RunDirectory:
             delta,
             {**facts, "data": None},
         ):
+            self.certify_again(ledger)
             ledger.close()
             raise UserError(
                 f"the run in {self.path} was started with another plan or other data; start a new one elsewhere"
@@ -70,6 +71,11 @@ class RunDirectory:
         certificate = certificate_of(ledger.entries)
         write_atomically(self.certificate, (json.dumps(certificate, indent=2) + "\n").encode())
         return certificate
+
+    def certify_again(self, ledger: Ledger) -> None:
+        """Bring a certificate that is there up to date: an attempt to resume is in the ledger even if it was refused."""
+        if self.certificate.exists():
+            self.write_certificate(ledger)
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
         """One more line of public measurements. A line cut short by a crash is closed first."""

@@ -201,16 +201,13 @@ class PrivateTrainer:
                 self._ledger = Ledger.in_memory(self.plan, delta=self.delta, **facts)
             else:
                 self._ledger = self.directory.open_ledger(self.plan, resume=self._resume, delta=self.delta, facts=facts)
-                # What was certified before goes on being spent; no certificate is better than one that says too little.
+                try:
+                    self._load_or_begin()
+                except UserError:
+                    self.directory.certify_again(self._ledger)
+                    raise
+                # From here on more is spent; no certificate is better than one that says too little.
                 self.directory.certificate.unlink(missing_ok=True)
-                if self.directory.checkpoint.exists():
-                    self._load()
-                elif self._ledger.releases:
-                    raise UserError(
-                        f"{self.directory.checkpoint} is missing; what the run had learned is lost: start a new one"
-                    )
-                else:
-                    self._save()
             if self._seed is None:
                 self._randomness = Randomness.from_operating_system()
             else:
@@ -279,6 +276,18 @@ class PrivateTrainer:
             state["learning_rate_schedule"] = pack(schedule, tensors, "learning_rate_schedule")
         covered = {"entries": len(self._ledger.entries), "head": self._ledger.head}
         save_tensors(self.directory.checkpoint, tensors, {"ledger": covered, "seconds": self._seconds, "state": state})
+
+    def _load_or_begin(self) -> None:
+        assert self.directory is not None
+        assert self._ledger is not None
+        if self.directory.checkpoint.exists():
+            self._load()
+        elif self._ledger.releases:
+            raise UserError(
+                f"{self.directory.checkpoint} is missing; what the run had learned is lost: start a new one"
+            )
+        else:
+            self._save()
 
     def _load(self) -> None:
         """The last checkpoint. Releases made after it are lost, yet paid for: the run goes on with the steps that are left."""
