@@ -24,12 +24,14 @@ from tacit.gradients.embedding import embedding
 from tacit.gradients.linear import linear
 from tacit.gradients.norm import group_norm, instance_norm, layer_norm
 from tacit.gradients.refusals import described
+from tacit.gradients.standardized import WeightStandardizedConv2d, standardized_conv
 from tacit.privacy.validation import UserError
 
-Rule = Callable[[Any, Tensor, Tensor], dict[str, Contribution]]
+Rule = Callable[..., dict[str, Contribution]]  # of the module, its input and the gradient of its output
 
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: linear,
+    WeightStandardizedConv2d: standardized_conv,  # before its base: the first that fits is taken
     nn.Conv1d: conv,
     nn.Conv2d: conv,
     nn.Conv3d: conv,
@@ -41,6 +43,8 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.InstanceNorm3d: instance_norm,
     nn.Embedding: embedding,
 }
+# Rules that also want what came out of the layer.
+_WITH_OUTPUTS: tuple[Rule, ...] = (standardized_conv,)
 # A subclass that overrides one of these computes something else than the rule knows.
 _DECIDING_METHODS = ("__call__", "forward", "_conv_forward", "_apply_instance_norm")
 
@@ -93,6 +97,7 @@ class Call:
     edges: list[GradientEdge | None] = field(default_factory=list)
     shapes: list[torch.Size | None] = field(default_factory=list)
     gradients: list[Tensor | None] = field(default_factory=list)
+    kept: tuple[Tensor, int] | None = None  # the output and its version, for a rule that wants it
     outputs: list[Any] = field(default_factory=list)  # only in a probe
     drew_random_numbers: bool = False  # only in a probe
 
@@ -196,8 +201,11 @@ def capture(
         return calls, losses_of(model, loss, batch)
 
 
-def backward(calls: list[Call], losses: Tensor) -> None:
+def backward(calls: list[Call], losses: Tensor, arrived: Callable[[Call], None] | None = None) -> None:
     """Fill in the gradients of the summed loss at the outputs of all calls. Parameters get none.
+
+    With `arrived`, each call is handed over as soon as its gradients are there, while they are still near in memory, and
+    then forgotten: its gradients and arguments are not kept until the end of the pass.
 
     *Guarantee.* Arguments that were changed in place after they were recorded are refused, not used.
 
@@ -210,16 +218,64 @@ def backward(calls: list[Call], losses: Tensor) -> None:
                     f"an input of {call.unit.described} is changed in place after use, so its gradient cannot be computed; "
                     "use an operation that is not in place there"
                 )
-    edges = [edge for call in calls for edge in call.edges if edge is not None]
+    passed = _passed_through(calls) if arrived is not None else []
+    at_once = {id(call) for call in passed}
+    handles = []
+    for call in passed:
+        assert arrived is not None
+        handles.append(_hand_over(call, arrived))
+    last = [call for call in calls if id(call) not in at_once]
+    edges = [edge for call in last for edge in call.edges if edge is not None]
     found: list[Tensor | None] = []
-    if edges and losses.requires_grad:
-        found = list(torch.autograd.grad(losses, edges, torch.ones_like(losses), allow_unused=True))
+    try:
+        if edges and losses.requires_grad:
+            found = list(torch.autograd.grad(losses, edges, torch.ones_like(losses), allow_unused=True))
+    finally:
+        for handle in handles:
+            handle.remove()
     gradients = iter(found or [None] * len(edges))
-    for call in calls:
+    for call in last:
         call.gradients = [None if edge is None else next(gradients) for edge in call.edges]
         for i, (gradient, shape) in enumerate(zip(call.gradients, call.shapes)):
             if gradient is not None and shape is not None:
                 call.gradients[i] = gradient.reshape(shape)
+    del gradients, found
+    while arrived is not None and last:
+        arrived(last.pop())
+
+
+def _passed_through(calls: list[Call]) -> list[Call]:
+    """The calls of one output whose node the backward pass runs through on its way to an earlier call."""
+    ends = {edge.node for call in calls for edge in call.edges if edge is not None}
+    return [call for call in calls if len(call.edges) == 1 and call.edges[0] is not None and _meets(call.sources, ends)]
+
+
+def _meets(starts: Iterable[Node], wanted: set[Node]) -> bool:
+    seen: set[Node] = set()
+    waiting = list(starts)
+    while waiting:
+        node = waiting.pop()
+        if node in wanted:
+            return True
+        if node not in seen:
+            seen.add(node)
+            waiting += [following for following, _ in node.next_functions if following is not None]
+    return False
+
+
+def _hand_over(call: Call, arrived: Callable[[Call], None]) -> Any:
+    (edge,), (shape,) = call.edges, call.shapes
+    assert edge is not None
+    output = edge.output_nr
+
+    def hook(gradients: tuple[Tensor | None, ...]) -> None:
+        gradient = gradients[output]
+        if gradient is not None:
+            call.gradients = [gradient if shape is None else gradient.reshape(shape)]
+            arrived(call)
+            call.gradients, call.leaves, call.kept = [None], [], None
+
+    return edge.node.register_prehook(hook)
 
 
 def check_graph(calls: list[Call], losses: Tensor, trainable: dict[str, nn.Parameter]) -> None:
@@ -276,7 +332,10 @@ def hooks() -> Iterator[list[Any]]:
 
 
 def _begin(unit: Unit, args: Any, kwargs: Any) -> Call:
-    leaves, spec = pytree.tree_flatten((args, kwargs))
+    if unit.rule is not None and len(args) == 1 and not kwargs and isinstance(args[0], Tensor):
+        leaves, spec = [args[0]], None  # what nearly every layer gets; flattening it takes longer
+    else:
+        leaves, spec = pytree.tree_flatten((args, kwargs))
     call = Call(unit, leaves=[leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves], spec=spec)
     call.versions = [leaf._version if isinstance(leaf, Tensor) else None for leaf in leaves]
     call.sources = [get_gradient_edge(t).node for t in leaves if isinstance(t, Tensor) and t.requires_grad]
@@ -284,7 +343,7 @@ def _begin(unit: Unit, args: Any, kwargs: Any) -> Call:
 
 
 def _end(call: Call, output: Any, probing: bool) -> None:
-    outputs = pytree.tree_leaves(output)
+    outputs = [output] if isinstance(output, Tensor) else pytree.tree_leaves(output)
     for leaf in outputs:
         edge = None
         if isinstance(leaf, Tensor) and leaf.requires_grad:
@@ -294,6 +353,8 @@ def _end(call: Call, output: Any, probing: bool) -> None:
             edge = get_gradient_edge(base if base is not None and whole else leaf)
             if edge.node in call.sources:  # handed through untouched: no parameter is in it
                 edge = None
+        if call.unit.rule in _WITH_OUTPUTS:
+            call.kept = leaf.detach(), leaf._version
         call.edges.append(edge)
         call.shapes.append(leaf.shape if isinstance(leaf, Tensor) else None)
     call.outputs = [o.detach().clone() if isinstance(o, Tensor) else o for o in outputs] if probing else []

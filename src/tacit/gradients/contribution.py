@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,26 +19,21 @@ from torch import Tensor
 _MEMORY_COST = 8
 
 
-@dataclass(frozen=True)
-class Ghost:
-    """Norms and weighted sums that never hold a tensor of [batch, *parameter.shape].
-
-    *Guarantee.* `squared_norms()` is not below the squared norms of what `weighted_sum` adds up, whatever cancels.
-
-    >>> Ghost(lambda: torch.ones(2), lambda factors: factors.sum(), cheaper=True).squared_norms()
-    tensor([1., 1.])
-    """
-
-    squared_norms: Callable[[], Tensor]
-    weighted_sum: Callable[[Tensor], Tensor]
-    cheaper: bool
+Add = Callable[[Tensor], Tensor]
+# A way to clip: called once, it gives the squared norms, [batch], and the function that adds up, given a factor an example. It
+# must hold that the norms are not below those of what is added up, whatever cancels.
+Way = Callable[[], tuple[Tensor, Add]]
 
 
 @dataclass(frozen=True)
 class Contribution:
     """What one call of one layer adds to each example's gradient of one parameter.
 
-    *Guarantee.* Row i of `per_example()` ([batch, *parameter.shape]) depends on example i alone.
+    `ghost` is a way that never holds those gradients, if there is one; `held` one that does and is faster than to take
+    `per_example()` and add up.
+
+    *Guarantee.* Row i of `per_example()` ([batch, *parameter.shape]) depends on example i alone; whichever way is taken, what is
+    added up is the same, up to rounding.
 
     >>> rows = torch.tensor([[3.0, 4.0], [0.0, 1.0]])
     >>> squared_norms(Contribution(lambda: rows).per_example())
@@ -45,7 +41,9 @@ class Contribution:
     """
 
     per_example: Callable[[], Tensor]
-    ghost: Ghost | None = None
+    ghost: Way | None = None
+    held: Way | None = None
+    ghost_is_cheaper: bool = False
 
 
 def squared_norms(per_example: Tensor) -> Tensor:
@@ -58,7 +56,11 @@ def squared_norms(per_example: Tensor) -> Tensor:
     """
     if not per_example.numel():
         return per_example.new_zeros(len(per_example))
-    norms: Tensor = torch.linalg.vector_norm(_blocks(per_example)[0], dim=(0, 2))
+    norms: Tensor
+    if per_example.is_contiguous():
+        norms = torch.linalg.vector_norm(per_example.flatten(1), dim=1)
+    else:
+        norms = torch.linalg.vector_norm(_blocks(per_example)[0], dim=(0, 2))
     return norms.square()
 
 
@@ -70,6 +72,8 @@ def weighted_sum(per_example: Tensor, factors: Tensor) -> Tensor:
     >>> weighted_sum(torch.tensor([[1.0, 0.0], [0.0, 2.0]]), torch.tensor([1.0, 0.5]))
     tensor([1., 1.])
     """
+    if per_example.is_contiguous():
+        return torch.matmul(factors.to(per_example.dtype), per_example.flatten(1)).view(per_example.shape[1:])
     blocks, order = _blocks(per_example)
     added = torch.matmul(factors.to(per_example.dtype), blocks)
     shape = [per_example.shape[axis] for axis in order if axis != 0]
@@ -84,6 +88,23 @@ def _blocks(per_example: Tensor) -> tuple[Tensor, list[int]]:
     outer = math.prod(per_example.shape[axis] for axis in order[: order.index(0)])
     inner = math.prod(per_example.shape[axis] for axis in order[order.index(0) + 1 :])
     return per_example.permute(order).reshape(outer, len(per_example), inner), order
+
+
+def instantiated(per_example: Callable[[], Tensor]) -> Way:
+    """The way that holds one gradient an example.
+
+    *Guarantee.* The norms are those of the very numbers that are added up.
+
+    >>> squares, add = instantiated(lambda: torch.tensor([[3.0, 4.0], [0.0, 1.0]]))()
+    >>> squares, add(torch.tensor([1.0, 0.5]))
+    (tensor([25.,  1.]), tensor([3.0000, 4.5000]))
+    """
+
+    def way() -> tuple[Tensor, Add]:
+        gradients = per_example()
+        return squared_norms(gradients), partial(weighted_sum, gradients)
+
+    return way
 
 
 def at_least_float32(tensor: Tensor) -> Tensor:
@@ -113,7 +134,7 @@ def rounding_allowance(activations: Tensor, gradients: Tensor) -> Tensor:
     return 4 * eps * squared_norms(activations) * squared_norms(gradients)
 
 
-def ghost_is_cheaper(*, positions: int, inputs: int, outputs: int, gram: int) -> bool:
+def ghost_is_cheaper(*, positions: int, inputs: int, outputs: int, gram: int, compiled: bool = False) -> bool:
     """The cost model, in multiplications an example; `gram` is what the norm costs by Gram matrices.
 
     Instantiating costs one product of the size of the weight gradient, and touches the inputs x outputs numbers several
@@ -126,5 +147,7 @@ def ghost_is_cheaper(*, positions: int, inputs: int, outputs: int, gram: int) ->
     >>> ghost_is_cheaper(positions=1024, inputs=27, outputs=32, gram=1024 * 1024 * 59)
     False
     """
+    if compiled:
+        return 0.5 * gram < inputs * outputs * (0.2 * positions + 30)
     instantiated = inputs * outputs * (0.5 * positions + _MEMORY_COST)
     return gram < instantiated

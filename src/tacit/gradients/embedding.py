@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from tacit.gradients.contribution import Contribution, Ghost
+from tacit.gradients.contribution import Add, Contribution
 
 
 def embedding(module: nn.Embedding, inputs: Tensor, gradients: Tensor) -> dict[str, Contribution]:
@@ -17,7 +17,7 @@ def embedding(module: nn.Embedding, inputs: Tensor, gradients: Tensor) -> dict[s
     *Guarantee.* Row i of every result comes from row i of `inputs` and `gradients` alone.
 
     >>> found = embedding(nn.Embedding(5, 1), torch.tensor([[2, 2]]), torch.tensor([[[1.0], [3.0]]]))
-    >>> found["weight"].ghost.squared_norms(), found["weight"].per_example().flatten()
+    >>> found["weight"].ghost()[0], found["weight"].per_example().flatten()
     (tensor([16.]), tensor([0., 0., 4., 0., 0.]))
     """
     batch, rows, width = len(inputs), module.num_embeddings, module.embedding_dim
@@ -31,13 +31,15 @@ def embedding(module: nn.Embedding, inputs: Tensor, gradients: Tensor) -> dict[s
         found = g.new_zeros(batch * rows, width).index_add_(0, keys, g.flatten(0, 1))
         return found.view(batch, rows, width)
 
-    def squared_norms() -> Tensor:
+    def ghost() -> tuple[Tensor, Add]:
         pairs, where = torch.unique(keys, return_inverse=True)
         sums = g.new_zeros(len(pairs), width).index_add_(0, where, g.flatten(0, 1))
-        return g.new_zeros(batch).index_add_(0, pairs // rows, sums.square().sum(dim=1))
+        squares = g.new_zeros(batch).index_add_(0, pairs // rows, sums.square().sum(dim=1))
 
-    def weighted_sum(factors: Tensor) -> Tensor:
-        scaled = g * factors.to(g.dtype)[:, None, None]
-        return g.new_zeros(rows, width).index_add_(0, tokens.flatten(), scaled.flatten(0, 1))
+        def second_pass(factors: Tensor) -> Tensor:
+            scaled = g * factors.to(g.dtype)[:, None, None]
+            return g.new_zeros(rows, width).index_add_(0, tokens.flatten(), scaled.flatten(0, 1))
 
-    return {"weight": Contribution(per_example, Ghost(squared_norms, weighted_sum, cheaper=True))}
+        return squares, second_pass
+
+    return {"weight": Contribution(per_example, ghost, ghost_is_cheaper=True)}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients import reference
+from tacit.gradients.adding import Sums, clip_and_add
 from tacit.gradients.batches import Batch, Loss, norm_dtype, trainable_parameters
 from tacit.gradients.capture import NoRule
 from tacit.gradients.contribution import Contribution
@@ -17,7 +18,7 @@ from tacit.gradients.fallback import per_example_gradients
 from tacit.gradients.memory import LARGEST, fitting
 from tacit.gradients.probe import Route, probe
 from tacit.gradients.refusals import refuse_known_mixers
-from tacit.gradients.rules import Sums, check_strategy, clip_and_add, rules_sum
+from tacit.gradients.rules import check_strategy, rules_sum
 from tacit.gradients.sandbox import unchanged
 from tacit.privacy.clipping import Clipping
 from tacit.privacy.mechanism import ClippedSum
@@ -90,10 +91,7 @@ class ClippedGradient:
         tensor([0.])
         """
         trainable = trainable_parameters(self.model)
-        sums = {
-            name: torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
-            for name, p in trainable.items()
-        }
+        sums: Sums = {}
         first = next(iter(trainable.values()))
         groups = len(self.clipping.clipping_norms)
         norms = [torch.zeros(0, groups, dtype=norm_dtype(trainable), device=first.device)]
@@ -107,10 +105,13 @@ class ClippedGradient:
                 part, part_norms = self._clipped(route, trainable, batch.rows(slice(start, start + step)))
                 norms.append(part_norms)
                 for name, value in part.items():
-                    sums[name] += value
+                    sums[name] = sums[name].add_(value) if name in sums else value
+        for name, p in trainable.items():  # no example reached it
+            if name not in sums:
+                sums[name] = torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
         all_norms = torch.cat(norms)
         return ClippedSum(
-            sums,
+            {name: sums[name] for name in trainable},
             norms=all_norms,
             clipping=self.clipping,
             not_finite=int((~all_norms.isfinite().all(dim=1)).sum()),
@@ -137,7 +138,11 @@ class ClippedGradient:
     def _physical(self, route: Route, device: torch.device) -> int:
         if self.physical_batch_size is not None:
             return self.physical_batch_size
-        return LARGEST if route.engine == "loop" else fitting(route.bytes_per_example, device)
+        if route.engine == "loop":
+            return LARGEST
+        if route.fitting is None:
+            route.fitting = fitting(route.bytes_per_example, device)
+        return route.fitting
 
     def _route(self, trainable: dict[str, nn.Parameter], batch: Batch) -> Route:
         """The route for batches of this signature; a new one is probed first."""

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from tacit.gradients.contribution import Contribution, Ghost, ghost_is_cheaper, rounding_allowance, squared_norms
+from tacit.gradients.contribution import Add, Contribution, ghost_is_cheaper, rounding_allowance, squared_norms
 
 
 def linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> dict[str, Contribution]:
@@ -22,7 +22,8 @@ def linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> dict[str, Co
     >>> found = linear(layer, torch.tensor([[3.0, 4.0]]), torch.tensor([[2.0]]))
     >>> found["weight"].per_example(), found["bias"].per_example()
     (tensor([[[6., 8.]]]), tensor([[2.]]))
-    >>> found["weight"].ghost.squared_norms().item()
+    >>> squares, _ = found["weight"].ghost()
+    >>> squares.item()
     100.0
     """
     a, g = inputs.flatten(1, -2) if inputs.dim() > 2 else inputs.unsqueeze(1), gradients
@@ -34,20 +35,21 @@ def linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> dict[str, Co
         outputs=module.out_features,
         gram=positions**2 * (module.in_features + module.out_features),
     )
-    ghost = Ghost(partial(_squared_norms, a, g), partial(_weighted_sum, a, g), cheaper=cheaper)
     return {
-        "weight": Contribution(lambda: g.transpose(1, 2) @ a, ghost),
+        "weight": Contribution(lambda: g.transpose(1, 2) @ a, partial(_ghost, a, g), ghost_is_cheaper=cheaper),
         "bias": Contribution(lambda: g.sum(dim=1)),
     }
 
 
-def _squared_norms(a: Tensor, g: Tensor) -> Tensor:
+def _ghost(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
     if a.shape[1] == 1:  # exact: one product of two norms, nothing can cancel
-        return squared_norms(a) * squared_norms(g)
-    gram = (a @ a.transpose(1, 2)).mul_(g @ g.transpose(1, 2)).sum(dim=(1, 2))
-    return gram.clamp(min=0) + rounding_allowance(a, g)
+        squares = squared_norms(a) * squared_norms(g)
+    else:
+        gram = (a @ a.transpose(1, 2)).mul_(g @ g.transpose(1, 2)).sum(dim=(1, 2))
+        squares = gram.clamp(min=0) + rounding_allowance(a, g)
 
+    def second_pass(factors: Tensor) -> Tensor:
+        scaled = g * factors.to(g.dtype)[:, None, None]
+        return torch.mm(scaled.flatten(0, 1).t(), a.flatten(0, 1))
 
-def _weighted_sum(a: Tensor, g: Tensor, factors: Tensor) -> Tensor:
-    scaled = g * factors.to(g.dtype)[:, None, None]
-    return torch.mm(scaled.flatten(0, 1).t(), a.flatten(0, 1))
+    return squares, second_pass

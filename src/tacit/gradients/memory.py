@@ -15,24 +15,29 @@ LARGEST = 512
 
 
 def rules_bytes(calls: list[Call], layouts: list[Layout], trainable: dict[str, nn.Parameter], saved: int) -> int:
-    """Bytes an example in the rules engine: what autograd keeps, inputs and output gradients of units, gradients held.
+    """Bytes an example in the rules engine: what autograd keeps, the gradients that are held, for ghost norms the output
+    gradients instead, and room for two outputs with their gradients on their way.
 
     *Guarantee.* An estimate; it bears on memory alone.
 
     >>> rules_bytes([], [], {}, saved=100)
-    200
+    100
     """
-    from tacit.gradients.rules import by_parameter, is_ghost
+    from tacit.gradients.adding import is_ghost
+    from tacit.gradients.rules import by_parameter
 
-    recorded = 0
-    for call in calls:
-        tensors = [t for t in [*call.leaves, *call.outputs] if isinstance(t, Tensor) and len(t.shape)]
-        recorded += sum(t.numel() * t.element_size() for t in tensors) // 3  # the probe has three examples
+    def size(call: Call) -> int:
+        tensors = [t for t in call.outputs if isinstance(t, Tensor) and len(t.shape)]
+        return sum(t.numel() * t.element_size() for t in tensors) // 3  # the probe has three examples
+
+    sizes = sorted(size(call) for call in calls)
     held = 0
     for name, uses in by_parameter(calls, layouts).items():
-        if not is_ghost(uses, "rules"):
+        if is_ghost(uses, "rules"):
+            held += max((size(call) for call in calls if name in call.unit.parameters.values()), default=0)
+        else:
             held += trainable[name].numel() * max(trainable[name].element_size(), 4)
-    return 2 * (saved + recorded + held)  # twice: working copies, such as windows of a convolution
+    return saved + held + 4 * sum(sizes[-1:])
 
 
 def whole_model_bytes(trainable: dict[str, nn.Parameter], saved: int) -> int:

@@ -7,11 +7,13 @@ output gradient g, the weight's is the sum of g * n over the positions that shar
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tacit.gradients import kernels
 from tacit.gradients.contribution import Contribution
 
 
@@ -52,6 +54,9 @@ def group_norm(module: nn.GroupNorm, inputs: Tensor, gradients: Tensor) -> dict[
     >>> group_norm(layer, torch.tensor([[1.0, 3.0]]), torch.tensor([[5.0, 7.0]]))["weight"].per_example()
     tensor([[-5.,  7.]])
     """
+    if kernels.usable(inputs, gradients):
+        found = cache(lambda: kernels.norm_gradients(inputs, gradients, module.num_groups, module.eps))
+        return {"weight": Contribution(lambda: found()[0]), "bias": Contribution(lambda: found()[1])}
     return _by_channel(gradients, lambda: F.group_norm(inputs, module.num_groups, eps=module.eps))
 
 

@@ -44,8 +44,8 @@ SEEDS = 6  # as many random states are tried
 class Route:
     """How batches of one signature are computed: by `rules`, by `vmap` over the whole model, or in a `loop`.
 
-    *Guarantee.* `engine` is "rules" only if every unit's examples lie where the rules look for them. It is all that ever
-    changes, by `step_down`, when a later batch shows that it does not hold.
+    *Guarantee.* `engine` is "rules" only if every unit's examples lie where the rules look for them. It changes,
+    by `step_down`, when a later batch shows that it does not hold.
 
     >>> Route(units=[]).engine
     'rules'
@@ -56,11 +56,13 @@ class Route:
     engine: str = "rules"
     reason: str = ""
     bytes_per_example: int = 0
+    fitting: int | None = None  # how many examples fit in memory, once that was looked up
     conclusive: bool = True
 
     def step_down(self, engine: str) -> None:
         """From now on by a slower engine, which asks less of the model."""
         self.engine = engine
+        self.fitting = None
 
 
 def probe(

@@ -1,21 +1,19 @@
-"""From recorded calls to a clipped sum: the norm of each example over all parameters first, then one weighted sum."""
+"""From a batch to a clipped sum by the rules: one forward pass, one backward pass, and what each recorded call contributes."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections import Counter
 
 import torch
 from torch import Tensor, nn
 
-from tacit.gradients.batches import Batch, Loss, norm_dtype
+from tacit.gradients.adding import Adding, Sums
+from tacit.gradients.batches import Batch, Loss
 from tacit.gradients.capture import Call, NoRule, Unit, backward, capture, check_graph
-from tacit.gradients.contribution import Contribution, at_least_float32, squared_norms, weighted_sum
+from tacit.gradients.contribution import Contribution, at_least_float32
 from tacit.gradients.generic import Layout, generic
-from tacit.privacy.clipping import Clipping, clip_factors
+from tacit.privacy.clipping import Clipping
 from tacit.privacy.validation import UserError
-
-Sums = dict[str, Tensor]
 
 
 def contributions(call: Call, layout: Layout) -> dict[str, Contribution]:
@@ -42,7 +40,10 @@ def contributions(call: Call, layout: Layout) -> dict[str, Contribution]:
         if inputs.is_floating_point():  # under autocast the two have different types
             dtype = torch.promote_types(inputs.dtype, gradient.dtype)
             inputs, gradient = inputs.to(dtype), gradient.to(dtype)
-        found = unit.rule(unit.module, inputs, gradient)
+        if call.kept is not None and call.kept[0]._version == call.kept[1]:  # not changed in place since
+            found = unit.rule(unit.module, inputs, gradient, call.kept[0].to(gradient.dtype))
+        else:
+            found = unit.rule(unit.module, inputs, gradient)
     return {name: found[inner] for inner, name in unit.parameters.items()}
 
 
@@ -61,60 +62,6 @@ def by_parameter(calls: list[Call], layouts: list[Layout]) -> dict[str, list[Con
     return found
 
 
-def is_ghost(uses: list[Contribution], strategy: str) -> bool:
-    """Whether the norms of a parameter's gradients are found without holding these. Only for a single use: the norm of a
-    *sum* of several does not follow from their norms.
-
-    *Guarantee.* A choice of speed and memory alone.
-
-    >>> is_ghost([Contribution(lambda: torch.zeros(1))], "ghost")
-    False
-    """
-    ghost = uses[0].ghost if len(uses) == 1 else None
-    return ghost is not None and (strategy == "ghost" or (strategy != "instantiate" and ghost.cheaper))
-
-
-def clip_and_add(
-    uses: dict[str, list[Contribution]],
-    trainable: dict[str, nn.Parameter],
-    clipping: Clipping,
-    batch_size: int,
-    strategy: str = "rules",
-) -> tuple[Sums | None, Tensor]:
-    """(sums by parameter, norms before clipping); no sums if a norm is not finite, since 0 times infinity is not 0.
-
-    *Guarantee.* Example i enters group j with the factor min(1, C_j / norm_ij), where norm_ij is the norm of all of its
-    gradient in that group.
-
-    >>> from tacit.privacy.clipping import Flat
-    >>> uses = {"w": [Contribution(lambda: torch.tensor([[3.0], [0.5]]))]}
-    >>> clip_and_add(uses, {"w": nn.Parameter(torch.zeros(1))}, Flat(1.0), 2)
-    ({'w': tensor([1.5000])}, tensor([[3.0000], [0.5000]]))
-    """
-    groups = dict(zip(trainable, clipping.group_of(list(trainable))))
-    first = next(iter(trainable.values()))
-    dtype = norm_dtype(trainable)
-    squared = torch.zeros(batch_size, len(clipping.clipping_norms), dtype=dtype, device=first.device)
-    finish: dict[str, Callable[[Tensor], Tensor]] = {}
-    # Whatever precision the model runs in: norms and sums in half precision would not keep the sensitivity.
-    with torch.autocast(first.device.type, enabled=False):
-        for name, found in uses.items():
-            ghost = found[0].ghost
-            if is_ghost(found, strategy) and ghost is not None:
-                squares, finish[name] = ghost.squared_norms(), ghost.weighted_sum
-            else:
-                gradients = found[0].per_example()
-                for another in found[1:]:
-                    gradients = gradients + another.per_example()
-                squares, finish[name] = squared_norms(gradients), partial(weighted_sum, gradients)
-            squared[:, groups[name]] += squares.to(squared)
-        norms = squared.sqrt()
-        if not norms.isfinite().all():
-            return None, norms
-        factors = clip_factors(norms, clipping)
-        return {name: add(factors[:, groups[name]]) for name, add in finish.items()}, norms
-
-
 def rules_sum(
     model: nn.Module,
     loss: Loss,
@@ -125,9 +72,9 @@ def rules_sum(
     layouts: list[Layout],
     strategy: str,
 ) -> tuple[Sums | None, Tensor]:
-    """One forward pass, one backward pass, then `clip_and_add`.
+    """One forward pass, and one backward pass that takes the norms as it goes.
 
-    *Guarantee.* As for `clip_and_add`; a batch that does not look as the probe found it raises `NoRule`.
+    *Guarantee.* As for `Adding`; a batch that does not look as the probe found it raises `NoRule`.
 
     >>> from tacit.privacy.clipping import Flat
     >>> from tacit.gradients.capture import find_units
@@ -144,8 +91,22 @@ def rules_sum(
     for call, layout in zip(calls, layouts):
         _check_layout(call, layout, batch.size)
     check_graph(calls, losses, trainable)
-    backward(calls, losses)
-    return clip_and_add(by_parameter(calls, layouts), trainable, clipping, batch.size, strategy)
+    adding = Adding(trainable, clipping, batch.size, strategy)
+    uses = Counter(name for call in calls for name in call.unit.parameters.values())
+    layout_of = {id(call): layout for call, layout in zip(calls, layouts)}
+    waiting: dict[str, list[Contribution]] = {}
+
+    def arrived(call: Call) -> None:
+        for name, contribution in contributions(call, layout_of[id(call)]).items():
+            found = waiting.setdefault(name, [])
+            found.append(contribution)
+            if len(found) == uses[name]:
+                adding.take(name, waiting.pop(name))
+
+    backward(calls, losses, arrived)
+    for name, found in waiting.items():  # some of its calls do not reach the loss
+        adding.take(name, found)
+    return adding.finish()
 
 
 def _check_layout(call: Call, layout: Layout, size: int) -> None:

@@ -1,6 +1,23 @@
 """The papers' networks, a small one for digits, and what makes a model of your own fit for private training."""
 
-from tacit.models.networks import MODELS, build, cifar_cnn, linear, mnist_cnn, small_cnn
+from tacit.gradients.standardized import WeightStandardizedConv2d
+from tacit.models.networks import cifar_cnn, linear, mnist_cnn, scatter_cnn, small_cnn
+from tacit.models.registry import MODELS, build
 from tacit.models.replacement import without_batch_norm
+from tacit.models.residual import resnet, wide_resnet
+from tacit.models.transformer import transformer
 
-__all__ = ["MODELS", "build", "cifar_cnn", "linear", "mnist_cnn", "small_cnn", "without_batch_norm"]
+__all__ = [
+    "MODELS",
+    "WeightStandardizedConv2d",
+    "build",
+    "cifar_cnn",
+    "linear",
+    "mnist_cnn",
+    "resnet",
+    "scatter_cnn",
+    "small_cnn",
+    "transformer",
+    "wide_resnet",
+    "without_batch_norm",
+]

@@ -1,0 +1,120 @@
+"""Norms first, then one weighted sum: from what the rules answer to a clipped sum."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from tacit.gradients.batches import norm_dtype
+from tacit.gradients.contribution import Add, Contribution, instantiated, squared_norms, weighted_sum
+from tacit.privacy.clipping import Clipping, clip_factors
+
+Sums = dict[str, Tensor]
+
+# Parameters with at most so many numbers (biases, normalisations) are put side by side: a model has many of them, and each
+# operation on a small tensor costs as much as one on a larger.
+_SMALL = 4096
+
+
+def is_ghost(uses: list[Contribution], strategy: str) -> bool:
+    """Whether the norms of a parameter's gradients are found without holding these. Only for a single use: the norm of a
+    *sum* of several does not follow from their norms.
+
+    *Guarantee.* A choice of speed and memory alone.
+
+    >>> is_ghost([Contribution(lambda: torch.zeros(1))], "ghost")
+    False
+    """
+    if len(uses) > 1 or uses[0].ghost is None:
+        return False
+    return strategy == "ghost" or (strategy != "instantiate" and uses[0].ghost_is_cheaper)
+
+
+class Adding:
+    """A clipped sum in the making: parameters come one after the other with all they contribute, and their norms are taken
+    at once, so that output gradients need not be kept.
+
+    *Guarantee.* Example i enters group j with the factor min(1, C_j / norm_ij), where norm_ij is the norm of all of its
+    gradient in that group.
+
+    >>> from tacit.privacy.clipping import Flat
+    >>> adding = Adding({"w": nn.Parameter(torch.zeros(1))}, Flat(1.0), batch_size=2)
+    >>> adding.take("w", [Contribution(lambda: torch.tensor([[3.0], [0.5]]))])
+    >>> adding.finish()
+    ({'w': tensor([1.5000])}, tensor([[3.0000], [0.5000]]))
+    """
+
+    def __init__(
+        self, trainable: dict[str, nn.Parameter], clipping: Clipping, batch_size: int, strategy: str = "rules"
+    ) -> None:
+        self._group_of = dict(zip(trainable, clipping.group_of(list(trainable))))
+        self._clipping, self._batch_size, self._strategy = clipping, batch_size, strategy
+        self._device = next(iter(trainable.values())).device
+        self._dtype = norm_dtype(trainable)
+        self._large: dict[str, Add] = {}
+        self._small: dict[int, dict[str, Tensor]] = {}  # by group
+        self._squares: list[tuple[int, Tensor]] = []  # each with its group
+
+    def take(self, name: str, uses: list[Contribution]) -> None:
+        """All that one parameter's gradient consists of."""
+        group = self._group_of[name]
+        # Whatever precision the model runs in: norms and sums in half precision would not keep the sensitivity.
+        with torch.autocast(self._device.type, enabled=False):
+            way = None
+            if len(uses) == 1:
+                way = uses[0].ghost if is_ghost(uses, self._strategy) else uses[0].held
+            if way is None:
+                gradients = uses[0].per_example()
+                for another in uses[1:]:
+                    gradients = gradients + another.per_example()
+                if gradients.numel() <= _SMALL * self._batch_size:
+                    self._small.setdefault(group, {})[name] = gradients
+                    return
+                way = instantiated(lambda: gradients)
+            squares, self._large[name] = way()
+            self._squares.append((group, squares))
+
+    def finish(self) -> tuple[Sums | None, Tensor]:
+        """(sums by parameter, norms before clipping); no sums if a norm is not finite, since 0 times infinity is not 0."""
+        with torch.autocast(self._device.type, enabled=False):
+            beside = {
+                group: torch.cat([g.flatten(1) for g in found.values()], 1) for group, found in self._small.items()
+            }
+            squares = [*self._squares, *((group, squared_norms(rows)) for group, rows in beside.items())]
+            shape = len(self._clipping.clipping_norms), self._batch_size
+            norms = torch.zeros(shape, dtype=self._dtype, device=self._device)
+            if squares:
+                index = torch.tensor([group for group, _ in squares], device=self._device)
+                norms.index_add_(0, index, torch.stack([value.to(self._dtype) for _, value in squares]))
+            norms = norms.sqrt_().t()
+            if not norms.isfinite().all():
+                return None, norms
+            factors = clip_factors(norms, self._clipping).t().contiguous()
+            sums = {name: add(factors[self._group_of[name]]) for name, add in self._large.items()}
+            for group, rows in beside.items():
+                members = self._small[group]
+                parts = torch.split(weighted_sum(rows, factors[group]), [g[0].numel() for g in members.values()])
+                sums.update({name: part.view(g.shape[1:]) for (name, g), part in zip(members.items(), parts)})
+            return sums, norms
+
+
+def clip_and_add(
+    uses: dict[str, list[Contribution]],
+    trainable: dict[str, nn.Parameter],
+    clipping: Clipping,
+    batch_size: int,
+    strategy: str = "rules",
+) -> tuple[Sums | None, Tensor]:
+    """The clipped sum of what is all there already: see `Adding`.
+
+    *Guarantee.* As for `Adding`.
+
+    >>> from tacit.privacy.clipping import Flat
+    >>> uses = {"w": [Contribution(lambda: torch.tensor([[3.0], [0.5]]))]}
+    >>> clip_and_add(uses, {"w": nn.Parameter(torch.zeros(1))}, Flat(1.0), 2)
+    ({'w': tensor([1.5000])}, tensor([[3.0000], [0.5000]]))
+    """
+    adding = Adding(trainable, clipping, batch_size, strategy)
+    for name, found in uses.items():
+        adding.take(name, found)
+    return adding.finish()

@@ -1,0 +1,276 @@
+/* Compiled kernels for per-example convolution gradients; `kernels.py` is their face, and says what each computes.
+ *
+ * Built when tacit is installed, if there is a C compiler; without one the same numbers come from PyTorch, slower. Float32, CPU,
+ * images with their channels last in memory. Nothing here knows of privacy: sums over positions within one example, and nothing
+ * else. Examples are shared out to the threads of OpenMP, the same that PyTorch uses.
+ */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct {
+    long batch, height, width, in;          /* images */
+    long rows, columns, out;                /* output gradients */
+    long kernel_height, kernel_width, stride_height, stride_width;
+    long top, left;                         /* padding before the first row and column */
+    long padded_height, padded_width;       /* what the windows cover */
+} Conv;
+
+typedef struct {
+    long batch, positions, channels, groups;
+    double eps;
+} Norm;
+
+static inline long round_up(long value, long multiple)
+{
+    return (value + multiple - 1) / multiple * multiple;
+}
+
+/* How many rows of positions are taken at a time: about 256 positions, in blocks of equal height. */
+static inline long block_rows(long rows, long columns)
+{
+    const long most = columns >= 256 ? 1 : 256 / columns, blocks = (rows + most - 1) / most;
+    return (rows + blocks - 1) / blocks;
+}
+
+/* So many rows of an image with its padding written out, in `space`; or the image itself if it has none. */
+static const float *padded_rows(const Conv *s, const float *x, long first, long rows, float *space)
+{
+    if (s->top == 0 && s->left == 0 && s->padded_height <= s->height && s->padded_width == s->width)
+        return x + first * s->width * s->in;
+    const long row = s->padded_width * s->in;
+    long columns = s->width < s->padded_width - s->left ? s->width : s->padded_width - s->left;
+    columns = columns > 0 ? columns : 0;  /* no window reaches the image */
+    for (long i = 0; i < rows; i++) {
+        const long from = first + i - s->top;
+        float *to = space + i * row;
+        if (from < 0 || from >= s->height || columns == 0) {
+            memset(to, 0, row * sizeof(float));
+            continue;
+        }
+        memset(to, 0, s->left * s->in * sizeof(float));
+        memcpy(to + s->left * s->in, x + from * s->width * s->in, columns * s->in * sizeof(float));
+        memset(to + (s->left + columns) * s->in, 0, (s->padded_width - s->left - columns) * s->in * sizeof(float));
+    }
+    return space;
+}
+
+#define WIDEST 16  /* lanes of any version */
+
+#define LANES 4
+#define ROWS 6
+#define NAME(f) f##_any
+#define TARGET
+#include "kernels_body.h"
+#undef LANES
+#undef ROWS
+#undef NAME
+#undef TARGET
+
+#if defined(__x86_64__)
+#define LANES 8
+#define ROWS 6
+#define NAME(f) f##_avx2
+#define TARGET __attribute__((target("avx2,fma")))
+#include "kernels_body.h"
+#undef LANES
+#undef ROWS
+#undef NAME
+#undef TARGET
+
+#define LANES 16
+#define ROWS 12
+#define NAME(f) f##_avx512
+#define TARGET __attribute__((target("avx512f,fma")))
+#include "kernels_body.h"
+#undef LANES
+#undef ROWS
+#undef NAME
+#undef TARGET
+#endif
+
+typedef void (*ConvExample)(const Conv *, const float *, const float *, const float *, float *, float *, float *);
+typedef void (*NormExample)(const Norm *, const float *, const float *, float *, float *, double *);
+typedef double (*GhostExample)(const Conv *, const float *, const float *, const float *, const float *, float *, double *, float *);
+
+typedef struct {
+    const char *name;
+    ConvExample conv;
+    GhostExample ghost;
+    NormExample norm;
+} Version;
+
+#define VERSION(set) {#set, conv_example_##set, ghost_example_##set, norm_example_##set}
+static const Version versions[] = {
+    VERSION(any),
+#if defined(__x86_64__)
+    VERSION(avx2),
+    VERSION(avx512),
+#endif
+};
+static Version chosen = VERSION(any);
+
+static int runs_here(const char *name)
+{
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (strcmp(name, "avx2") == 0)
+        return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    if (strcmp(name, "avx512") == 0)
+        return __builtin_cpu_supports("avx512f");
+#endif
+    return strcmp(name, "any") == 0;
+}
+
+/* The last of the versions, which is the fastest, that this processor can run; or the one asked for. 0 if there is none. */
+static int choose(const char *wanted)
+{
+    int found = 0;
+    for (size_t i = 0; i < sizeof versions / sizeof *versions; i++)
+        if ((wanted == NULL || strcmp(wanted, versions[i].name) == 0) && runs_here(versions[i].name))
+            chosen = versions[i], found = 1;
+    return found;
+}
+
+static float *scratch_of(long floats)
+{
+    return aligned_alloc(64, round_up(floats * (long)sizeof(float), 64) + 64);
+}
+
+static PyObject *conv_gradients(PyObject *self, PyObject *args)
+{
+    Conv s;
+    Py_ssize_t x_at, g_at, direction_at, gradient_at, sums_at;
+    int threads;
+    if (!PyArg_ParseTuple(args, "nnnnn(llll)(lll)(llllll)i", &x_at, &g_at, &direction_at, &gradient_at, &sums_at, &s.batch,
+                          &s.height, &s.width, &s.in, &s.rows, &s.columns, &s.out, &s.kernel_height, &s.kernel_width,
+                          &s.stride_height, &s.stride_width, &s.top, &s.left, &threads))
+        return NULL;
+    s.padded_height = (s.rows - 1) * s.stride_height + s.kernel_height;
+    s.padded_width = (s.columns - 1) * s.stride_width + s.kernel_width;
+    const float *x = (const float *)x_at, *g = (const float *)g_at, *direction = (const float *)direction_at;
+    float *gradient = (float *)gradient_at, *sums = (float *)sums_at;
+    const long kernel = s.kernel_height * s.kernel_width * s.in, wide = round_up(s.out, WIDEST);
+    const long block = block_rows(s.rows, s.columns);
+    const long floats = 4 * wide + block * s.columns * 2 * WIDEST + kernel * wide +
+                        ((block - 1) * s.stride_height + s.kernel_height) * s.padded_width * s.in + WIDEST;
+    const long image = s.height * s.width * s.in, map = s.rows * s.columns * s.out, sum = (direction ? 4 : 2) * s.out;
+    int failed = 0;
+    Py_BEGIN_ALLOW_THREADS
+#pragma omp parallel num_threads(threads) reduction(| : failed)
+    {
+        float *scratch = scratch_of(floats);
+        failed |= scratch == NULL;
+#pragma omp for schedule(dynamic)
+        for (long i = 0; i < s.batch; i++)
+            if (scratch)
+                chosen.conv(&s, x + i * image, g + i * map, direction, gradient + i * kernel * s.out, sums + i * sum, scratch);
+        free(scratch);
+    }
+    Py_END_ALLOW_THREADS
+    if (failed)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *conv_norms(PyObject *self, PyObject *args)
+{
+    Conv s;
+    Py_ssize_t x_at, g_at, y_at, scale_at, norms_at, sums_at;
+    int threads;
+    if (!PyArg_ParseTuple(args, "nnnnnn(llll)(lll)(llll)i", &x_at, &g_at, &y_at, &scale_at, &norms_at, &sums_at, &s.batch, &s.height,
+                          &s.width, &s.in, &s.rows, &s.columns, &s.out, &s.kernel_height, &s.kernel_width, &s.top, &s.left,
+                          &threads))
+        return NULL;
+    s.stride_height = s.stride_width = 1;
+    s.padded_height = s.rows - 1 + s.kernel_height;
+    s.padded_width = s.columns - 1 + s.kernel_width;
+    const float *x = (const float *)x_at, *g = (const float *)g_at, *y = (const float *)y_at;
+    const float *scale = (const float *)scale_at;
+    double *norms = (double *)norms_at;
+    float *sums = (float *)sums_at;
+    const long pixels = s.padded_height * s.padded_width, positions = s.rows * s.columns;
+    const long wide = round_up(pixels, WIDEST), across = round_up(positions, WIDEST);
+    const long floats = (s.in + pixels + 1) * wide + (s.out + positions + 1) * across + WIDEST;
+    const long image = s.height * s.width * s.in, map = positions * s.out, sum = (y ? 3 : 1) * s.out;
+    int failed = 0;
+    Py_BEGIN_ALLOW_THREADS
+#pragma omp parallel num_threads(threads) reduction(| : failed)
+    {
+        float *scratch = scratch_of(floats);
+        failed |= scratch == NULL;
+#pragma omp for schedule(dynamic)
+        for (long i = 0; i < s.batch; i++)
+            if (scratch) {
+                double size[2];
+                norms[3 * i] = chosen.ghost(&s, x + i * image, g + i * map, y ? y + i * map : NULL, scale, sums + i * sum, size,
+                                            scratch);
+                norms[3 * i + 1] = size[0];
+                norms[3 * i + 2] = size[1];
+            }
+        free(scratch);
+    }
+    Py_END_ALLOW_THREADS
+    if (failed)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *norm_gradients(PyObject *self, PyObject *args)
+{
+    Norm s;
+    Py_ssize_t x_at, g_at, weight_at, bias_at;
+    int threads;
+    if (!PyArg_ParseTuple(args, "nnnn(llll)di", &x_at, &g_at, &weight_at, &bias_at, &s.batch, &s.positions, &s.channels, &s.groups,
+                          &s.eps, &threads))
+        return NULL;
+    const float *x = (const float *)x_at, *g = (const float *)g_at;
+    float *weight = (float *)weight_at, *bias = (float *)bias_at;
+    const long map = s.positions * s.channels;
+    int failed = 0;
+    Py_BEGIN_ALLOW_THREADS
+#pragma omp parallel num_threads(threads) reduction(| : failed)
+    {
+        double *scratch = malloc(3 * s.channels * sizeof(double));
+        failed |= scratch == NULL;
+#pragma omp for schedule(dynamic)
+        for (long i = 0; i < s.batch; i++)
+            if (scratch)
+                chosen.norm(&s, x + i * map, g + i * map, weight + i * s.channels, bias + i * s.channels, scratch);
+        free(scratch);
+    }
+    Py_END_ALLOW_THREADS
+    if (failed)
+        return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+static PyObject *use(PyObject *self, PyObject *args)
+{
+    const char *wanted = NULL;
+    if (!PyArg_ParseTuple(args, "|z", &wanted))
+        return NULL;
+    if (!choose(wanted))
+        return PyErr_Format(PyExc_ValueError, "this processor cannot run %s", wanted);
+    return PyUnicode_FromString(chosen.name);
+}
+
+static PyMethodDef methods[] = {
+    {"conv_gradients", conv_gradients, METH_VARARGS, "Per-example weight gradients of a convolution, and sums over them."},
+    {"conv_norms", conv_norms, METH_VARARGS, "Squared norms of per-example weight gradients, by Gram matrices."},
+    {"norm_gradients", norm_gradients, METH_VARARGS, "Per-example gradients of a group normalisation's weight and bias."},
+    {"use", use, METH_VARARGS, "Use the version for this instruction set (the best one if None); its name."},
+    {NULL, NULL, 0, NULL},
+};
+
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, "_kernels", NULL, -1, methods, NULL, NULL, NULL, NULL};
+
+PyMODINIT_FUNC PyInit__kernels(void)
+{
+    choose(NULL);
+    return PyModule_Create(&definition);
+}

@@ -1,0 +1,238 @@
+"""The compiled kernels (`kernels.c`): what each computes, and when it can be used.
+
+They are built when tacit is installed, if there is a C compiler. Without them, or with the environment variable
+TACIT_KERNELS=off, the same numbers come from PyTorch, up to rounding; only speed differs.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tacit.gradients.contribution import weighted_sum
+
+_kernels: Any
+try:
+    from tacit.gradients import _kernels  # type: ignore[attr-defined,no-redef]
+except ImportError:
+    _kernels = None
+if os.environ.get("TACIT_KERNELS") == "off":
+    _kernels = None
+
+
+def instruction_set() -> str | None:
+    """Which version of the kernels runs here: "avx512", "avx2", "any", or None without kernels.
+
+    *Guarantee.* A matter of speed alone.
+
+    >>> instruction_set() in ("avx512", "avx2", "any", None)
+    True
+    """
+    return None if _kernels is None else str(_kernels.use(None))
+
+
+def usable(*tensors: Tensor) -> bool:
+    """Whether the kernels can take these: float32 images on the CPU, and kernels that were built.
+
+    *Guarantee.* A matter of speed alone.
+
+    >>> usable(torch.zeros(1, 1, 2, 2, dtype=torch.float64))
+    False
+    """
+    return _kernels is not None and all(
+        t.dtype == torch.float32 and t.device.type == "cpu" and t.dim() == 4 and t.numel() > 0 for t in tensors
+    )
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """How the windows of a convolution lie: kernel size, stride, and the padding before the first row and column.
+
+    *Guarantee.* Plain numbers.
+
+    >>> Geometry((3, 3), (1, 1), (1, 1)).windows
+    (3, 3, 1, 1, 1, 1)
+    """
+
+    kernel: tuple[int, int]
+    stride: tuple[int, int]
+    padding: tuple[int, int]
+
+    @property
+    def windows(self) -> tuple[int, ...]:
+        return (*self.kernel, *self.stride, *self.padding)
+
+
+@dataclass(frozen=True)
+class ConvGradients:
+    """What one pass over a batch gives: per-example weight gradients, [batch, kernel rows, kernel columns, in, out], and, per
+    example and output channel ([batch, out]): the sum of their squares, the sum of the output gradient (the bias's gradient)
+    and, if a direction was given, the sum of the weight gradient's entries and its inner product with the direction.
+
+    *Guarantee.* Row i comes from example i alone.
+
+    >>> ConvGradients(torch.zeros(2, 3, 3, 1, 4), torch.zeros(2, 2, 4)).squares.shape
+    torch.Size([2, 4])
+    """
+
+    gradients: Tensor
+    sums: Tensor
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """sum_i factors[i] * gradients[i], laid out as a weight: [out, in, kernel rows, kernel columns]."""
+        return weighted_sum(self.gradients, factors).permute(3, 2, 0, 1)
+
+    @property
+    def squares(self) -> Tensor:
+        return self.sums[:, 0]
+
+    @property
+    def bias(self) -> Tensor:
+        return self.sums[:, 1]
+
+    @property
+    def totals(self) -> Tensor:
+        return self.sums[:, 2]
+
+    @property
+    def along(self) -> Tensor:
+        return self.sums[:, 3]
+
+
+def conv_gradients(x: Tensor, g: Tensor, geometry: Geometry, direction: Tensor | None = None) -> ConvGradients:
+    """sum_t a_t g_t^T of each example, with a_t the window of the zero-padded image at output position t.
+
+    `direction` ([kernel rows, kernel columns, in, out]) is what `along` is measured along.
+
+    *Guarantee.* Row i comes from row i of `x` and `g` alone; sums over positions are made in float32.
+
+    >>> if usable(torch.zeros(1, 1, 1, 1)):
+    ...     x, g = torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[10.0]]]])
+    ...     assert conv_gradients(x, g, Geometry((1, 2), (1, 1), (0, 0))).gradients.flatten().tolist() == [10.0, 20.0]
+    """
+    x, g = _dense(x), _dense(g)
+    (batch, channels, height, width), (same_batch, out, rows, columns) = x.shape, g.shape
+    assert batch == same_batch
+    gradients = torch.empty(batch, *geometry.kernel, channels, out)
+    sums = torch.empty(batch, 2 if direction is None else 4, out)
+    if direction is not None:
+        assert direction.shape == gradients.shape[1:]
+        direction = F.pad(direction.to(torch.float32), (0, -out % 16)).contiguous()  # whole vectors
+    _kernels.conv_gradients(
+        x.data_ptr(),
+        g.data_ptr(),
+        0 if direction is None else direction.data_ptr(),
+        gradients.data_ptr(),
+        sums.data_ptr(),
+        (batch, height, width, channels),
+        (rows, columns, out),
+        geometry.windows,
+        torch.get_num_threads(),
+    )
+    return ConvGradients(gradients, sums)
+
+
+@dataclass(frozen=True)
+class ConvNorms:
+    """What Gram matrices give, an example at a time ([batch]): the squared norm of the weight gradient, and `size`, which is
+    sum_t |a_t|^2 sum_t |g_t|^2, of which a few eps are the rounding of the former. `sums` ([batch, 1 or 3, out]) are sum_t g_t,
+    the bias's gradient, and, if the outputs y were given, sum_t g_t sum(a_t) and sum_t g_t y_t.
+
+    *Guarantee.* Row i comes from example i alone.
+
+    >>> ConvNorms(torch.zeros(2), torch.zeros(2), torch.zeros(2, 1, 4)).bias.shape
+    torch.Size([2, 4])
+    """
+
+    squares: Tensor
+    size: Tensor
+    sums: Tensor
+
+    @property
+    def bias(self) -> Tensor:
+        return self.sums[:, 0]
+
+    @property
+    def totals(self) -> Tensor:
+        return self.sums[:, 1]
+
+    @property
+    def along(self) -> Tensor:
+        return self.sums[:, 2]
+
+
+def conv_norms(
+    x: Tensor, g: Tensor, geometry: Geometry, *, scale: Tensor | None = None, outputs: Tensor | None = None
+) -> ConvNorms:
+    """Squared norms of the per-example weight gradients without the gradients, for windows one pixel apart.
+
+    `scale` ([out]) multiplies the output gradient of each channel first, for the norms and their rounding alone.
+
+    *Guarantee.* Row i comes from row i of `x` and `g` (and `outputs`) alone.
+
+    >>> if usable(torch.zeros(1, 1, 1, 1)):
+    ...     x, g = torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[10.0]]]])
+    ...     assert conv_norms(x, g, Geometry((1, 2), (1, 1), (0, 0))).squares.tolist() == [500.0]
+    """
+    assert geometry.stride == (1, 1)
+    x, g = _dense(x), _dense(g)
+    (batch, channels, height, width), (same_batch, out, rows, columns) = x.shape, g.shape
+    assert batch == same_batch
+    norms = torch.empty(batch, 3, dtype=torch.float64)
+    sums = torch.empty(batch, 1 if outputs is None else 3, out)
+    if outputs is not None:
+        outputs = _dense(outputs)
+        assert outputs.shape == g.shape
+    if scale is not None:
+        scale = scale.to(torch.float32).contiguous()
+        assert scale.shape == (out,)
+    _kernels.conv_norms(
+        x.data_ptr(),
+        g.data_ptr(),
+        0 if outputs is None else outputs.data_ptr(),
+        0 if scale is None else scale.data_ptr(),
+        norms.data_ptr(),
+        sums.data_ptr(),
+        (batch, height, width, channels),
+        (rows, columns, out),
+        (*geometry.kernel, *geometry.padding),
+        torch.get_num_threads(),
+    )
+    return ConvNorms(norms[:, 0], norms[:, 1] * norms[:, 2], sums)
+
+
+def norm_gradients(x: Tensor, g: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
+    """Per-example gradients of the weight and the bias of a group normalisation, [batch, channels] each.
+
+    *Guarantee.* Row i comes from row i of `x` and `g` alone.
+
+    >>> if usable(torch.zeros(1, 1, 1, 1)):
+    ...     x, g = torch.tensor([[[[1.0]], [[3.0]]]]), torch.tensor([[[[5.0]], [[7.0]]]])
+    ...     assert norm_gradients(x, g, 1, 0.0)[0].tolist() == [[-5.0, 7.0]]
+    """
+    x, g = _dense(x), _dense(g)
+    assert x.shape == g.shape
+    batch, channels, height, width = x.shape
+    assert channels % groups == 0
+    weight, bias = torch.empty(batch, channels), torch.empty(batch, channels)
+    _kernels.norm_gradients(
+        x.data_ptr(),
+        g.data_ptr(),
+        weight.data_ptr(),
+        bias.data_ptr(),
+        (batch, height * width, channels, groups),
+        eps,
+        torch.get_num_threads(),
+    )
+    return weight, bias
+
+
+def _dense(image: Tensor) -> Tensor:
+    """Pixels one after the other, channels last: [batch, height, width, channels] without gaps, whatever the strides say of axes
+    of length one."""
+    return image.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)

@@ -1,0 +1,343 @@
+/* One instruction set's version of the kernels; `kernels.c` includes this file once for each, with
+ *
+ *   NAME(f)   the name of function f in this version          TARGET   the attribute that turns the instructions on
+ *   LANES     floats in a vector                              ROWS     rows of a register tile (x 2 vectors)
+ *
+ * Everything rests on one register tile:  c[m][n] += sum_p a[p][m] * b[p][n].  Neither factor is packed: positions p are pixels
+ * of channels-last images, whose channels lie next to each other in memory.
+ */
+
+typedef float NAME(vector) __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
+#define VECTOR NAME(vector)
+
+/* positions p = (i, j), i < rows, j < columns; the two factors advance by their own strides (in floats) */
+typedef struct {
+    long rows, columns;
+    long a_row, a_column, b_row, b_column;
+} NAME(walk);
+
+/* What a tile does with c: add to it or begin with it; and, when a sum is complete, what to gather of its entries. */
+typedef struct {
+    int begin;
+    float *squares, *totals, *along;        /* by column n; NULL: nothing is gathered, or only squares */
+    const float *direction;                 /* laid out as c */
+} NAME(ends);
+
+TARGET static inline __attribute__((always_inline)) void NAME(tile)(
+    const int height, const int width, const NAME(walk) *walk, const float *a, const float *b, float *c, long c_row,
+    const NAME(ends) *ends, long direction_at, long direction_row, long column)
+{
+    VECTOR sum[ROWS][2];
+    for (int m = 0; m < height; m++)
+        for (int n = 0; n < width; n++)
+            sum[m][n] = ends->begin ? (VECTOR){0} : *(const VECTOR *)(c + m * c_row + n * LANES);
+    for (long i = 0; i < walk->rows; i++) {
+        const float *ap = a + i * walk->a_row, *bp = b + i * walk->b_row;
+        for (long j = 0; j < walk->columns; j++, ap += walk->a_column, bp += walk->b_column) {
+            VECTOR right[2];
+            for (int n = 0; n < width; n++)
+                right[n] = *(const VECTOR *)(bp + n * LANES);
+            for (int m = 0; m < height; m++)
+                for (int n = 0; n < width; n++)
+                    sum[m][n] += ap[m] * right[n];
+        }
+    }
+    for (int m = 0; m < height; m++)
+        for (int n = 0; n < width; n++)
+            *(VECTOR *)(c + m * c_row + n * LANES) = sum[m][n];
+    if (ends->squares)
+        for (int n = 0; n < width; n++) {
+            VECTOR squares = {0};
+            for (int m = 0; m < height; m++)
+                squares += sum[m][n] * sum[m][n];
+            *(VECTOR *)(ends->squares + column + n * LANES) += squares;
+        }
+    if (ends->direction)
+        for (int n = 0; n < width; n++) {
+            VECTOR total = {0}, along = {0};
+            for (int m = 0; m < height; m++) {
+                total += sum[m][n];
+                along += sum[m][n] * *(const VECTOR *)(ends->direction + direction_at + m * direction_row + n * LANES);
+            }
+            *(VECTOR *)(ends->totals + column + n * LANES) += total;
+            *(VECTOR *)(ends->along + column + n * LANES) += along;
+        }
+}
+
+/* one strip of one or two vectors: all rows m < height. A switch makes each height a constant, so that sums stay in registers. */
+TARGET static inline __attribute__((always_inline)) void NAME(strip)(
+    long height, const int width, const NAME(walk) *walk, const float *a, const float *b, float *c, long c_row,
+    const NAME(ends) *ends, long direction_at, long direction_row, long column)
+{
+    long m = 0;
+    for (; m + ROWS <= height; m += ROWS)
+        NAME(tile)(ROWS, width, walk, a + m, b, c + m * c_row, c_row, ends, direction_at + m * direction_row, direction_row, column);
+    switch (height - m) {
+#define REST(rows)                                                                                                            \
+    case rows:                                                                                                                \
+        NAME(tile)(rows, width, walk, a + m, b, c + m * c_row, c_row, ends, direction_at + m * direction_row, direction_row,  \
+                   column);                                                                                                   \
+        break;
+    REST(1) REST(2) REST(3) REST(4) REST(5)
+#if ROWS > 6
+    REST(6) REST(7) REST(8) REST(9) REST(10) REST(11)
+#endif
+#undef REST
+    }
+}
+
+/* The weight gradient of one example, and sums over it. A block of rows of positions at a time: its padded pixels and a strip of its
+ * gradients, copied side by side, stay in the nearest caches while all of the kernel's rows pass over them. */
+TARGET static void NAME(conv_example)(const Conv *s, const float *x, const float *g, const float *direction, float *gradient,
+                                      float *sums, float *scratch)
+{
+    const long row = s->kernel_width * s->in, kernel = s->kernel_height * row, out = s->out;
+    const long wide = round_up(out, LANES), direction_row = round_up(out, WIDEST);
+    const long block = block_rows(s->rows, s->columns);
+    const long pixels = s->padded_width * s->in;
+    float *gathered = scratch, *bias = gathered + 3 * wide, *strip = bias + wide;
+    float *pixel_rows = strip + block * s->columns * 2 * LANES;
+    float *c = gradient;
+    if (wide != out)
+        c = pixel_rows + ((block - 1) * s->stride_height + s->kernel_height) * pixels;
+    memset(gathered, 0, 4 * wide * sizeof(float));
+    for (long first = 0; first < s->rows; first += block) {
+        const long rows = first + block < s->rows ? block : s->rows - first;
+        const float *image = padded_rows(s, x, first * s->stride_height, (rows - 1) * s->stride_height + s->kernel_height, pixel_rows);
+        const int last = first + rows == s->rows;
+        NAME(ends) ends = {.begin = first == 0};
+        if (last)
+            ends.squares = gathered;
+        if (last && direction) {
+            ends.totals = gathered + wide;
+            ends.along = gathered + 2 * wide;
+            ends.direction = direction;
+        }
+        for (long n = 0; n < wide; n += 2 * LANES) {
+            const int vectors = n + LANES < wide ? 2 : 1;
+            const long lanes = n + vectors * LANES <= out ? vectors * LANES : out - n;
+            const float *from = g + first * s->columns * out + n;
+            VECTOR total[2] = {{0}, {0}};
+            for (long p = 0; p < rows * s->columns; p++, from += out) {
+                float *to = strip + p * vectors * LANES;
+                if (lanes == vectors * LANES)
+                    for (int v = 0; v < vectors; v++)
+                        *(VECTOR *)(to + v * LANES) = *(const VECTOR *)(from + v * LANES);
+                else {  /* lanes past the last channel are zero */
+                    memset(to, 0, vectors * LANES * sizeof(float));
+                    memcpy(to, from, lanes * sizeof(float));
+                }
+                for (int v = 0; v < vectors; v++)
+                    total[v] += *(const VECTOR *)(to + v * LANES);
+            }
+            for (int v = 0; v < vectors; v++)
+                *(VECTOR *)(bias + n + v * LANES) += total[v];
+            const NAME(walk) walk = {
+                .rows = rows,
+                .columns = s->columns,
+                .a_row = s->stride_height * pixels,
+                .a_column = s->stride_width * s->in,
+                .b_row = s->columns * vectors * LANES,
+                .b_column = vectors * LANES,
+            };
+            for (long i = 0; i < s->kernel_height; i++) {
+                const float *a = image + i * pixels;
+                float *to = c + i * row * wide + n;
+                const long at = i * row * direction_row + n;
+                if (vectors == 2)
+                    NAME(strip)(row, 2, &walk, a, strip, to, wide, &ends, at, direction_row, n);
+                else
+                    NAME(strip)(row, 1, &walk, a, strip, to, wide, &ends, at, direction_row, n);
+            }
+        }
+    }
+    memcpy(sums, gathered, out * sizeof(float));
+    memcpy(sums + out, bias, out * sizeof(float));
+    if (direction) {
+        memcpy(sums + 2 * out, gathered + wide, out * sizeof(float));
+        memcpy(sums + 3 * out, gathered + 2 * wide, out * sizeof(float));
+    }
+    if (wide != out)
+        for (long m = 0; m < kernel; m++)
+            memcpy(gradient + m * out, c + m * wide, out * sizeof(float));
+}
+
+/* The Gram matrix of the columns of a (channels x wide): on and above the diagonal blocks only. */
+TARGET static void NAME(gram)(const float *a, long channels, long used, long wide, float *c)
+{
+    /* channels in blocks, so that a strip of them stays in the nearest cache */
+    const long block = 128;
+    for (long first = 0; first < channels; first += block) {
+        const float *part = a + first * wide;
+        const NAME(walk) walk = {
+            .rows = 1, .columns = channels - first < block ? channels - first : block, .a_column = wide, .b_column = wide};
+        const NAME(ends) ends = {.begin = first == 0};
+        for (long n = 0; n < used; n += 2 * LANES) {
+            const long height = n + 2 * LANES < used ? n + 2 * LANES : used;
+            if (n + 2 * LANES <= wide)
+                NAME(strip)(height, 2, &walk, part, part + n, c + n, wide, &ends, 0, 0, 0);
+            else
+                NAME(strip)(height, 1, &walk, part, part + n, c + n, wide, &ends, 0, 0, 0);
+        }
+    }
+}
+
+TARGET static inline float NAME(dot)(const float *a, const float *b, long length)
+{
+    float sum = 0;
+    VECTOR sums = {0};
+    long k = 0;
+    for (; k + LANES <= length; k += LANES)
+        sums += *(const VECTOR *)(a + k) * *(const VECTOR *)(b + k);
+    for (int lane = 0; lane < LANES; lane++)
+        sum += sums[lane];
+    for (; k < length; k++)
+        sum += a[k] * b[k];
+    return sum;
+}
+
+/* The squared norm of one example's weight gradient, without the gradient:
+ * sum over pairs of output positions t, s of <g_t, g_s> <a_t, a_s>, with a_t the window at t. For windows one pixel apart,
+ * <a_t, a_s> is a sum of entries of the pixels' Gram matrix along a diagonal. Pairs are taken once, t before s.
+ * `sums` gets sum_t g_t and, if the layer's outputs y are given, sum_t g_t sum(a_t) and sum_t g_t y_t, a channel at a time. */
+TARGET static double NAME(ghost_example)(const Conv *s, const float *x, const float *g, const float *y, const float *scale,
+                                         float *sums, double *size, float *scratch)
+{
+    const long pixels = s->padded_height * s->padded_width, positions = s->rows * s->columns;
+    const long wide = round_up(pixels, LANES), across = round_up(positions, LANES);
+    float *space = scratch;
+    float *turned = space;
+    space += s->in * wide;
+    float *left = space;
+    space += pixels * wide;
+    float *gradients = space;
+    space += s->out * across;
+    float *right = space;
+    space += positions * across;
+    /* channels first, padding written out */
+    memset(turned, 0, s->in * wide * sizeof(float));
+    for (long i = 0; i < s->height; i++) {
+        const long row = i + s->top;
+        if (row < 0 || row >= s->padded_height)
+            continue;
+        for (long j = 0; j < s->width; j++) {
+            const long column = j + s->left;
+            if (column < 0 || column >= s->padded_width)
+                continue;
+            const float *pixel = x + (i * s->width + j) * s->in;
+            float *to = turned + row * s->padded_width + column;
+            for (long k = 0; k < s->in; k++)
+                to[k * wide] = pixel[k];
+        }
+    }
+    memset(gradients, 0, s->out * across * sizeof(float));
+    for (long p = 0; p < positions; p++)
+        for (long k = 0; k < s->out; k++)
+            gradients[k * across + p] = scale ? g[p * s->out + k] * scale[k] : g[p * s->out + k];
+    for (long k = 0; k < (y ? 3 : 1) * s->out; k++)
+        sums[k] = 0;
+    for (long p = 0; p < positions; p++)
+        for (long k = 0; k < s->out; k++)
+            sums[k] += g[p * s->out + k];
+    if (y) {
+        float *pixel_sums = space, *totals = sums + s->out, *along = sums + 2 * s->out;
+        for (long q = 0; q < pixels; q++)
+            pixel_sums[q] = 0;
+        for (long k = 0; k < s->in; k++)
+            for (long q = 0; q < pixels; q++)
+                pixel_sums[q] += turned[k * wide + q];
+        for (long p = 0; p < positions; p++) {
+            float window = 0;
+            for (long di = 0; di < s->kernel_height; di++)
+                for (long dj = 0; dj < s->kernel_width; dj++)
+                    window += pixel_sums[(p / s->columns + di) * s->padded_width + p % s->columns + dj];
+            for (long k = 0; k < s->out; k++) {
+                totals[k] += g[p * s->out + k] * window;
+                along[k] += g[p * s->out + k] * y[p * s->out + k];
+            }
+        }
+    }
+    NAME(gram)(turned, s->in, pixels, wide, left);
+    NAME(gram)(gradients, s->out, positions, across, right);
+    float *windows = space, *compact = space + wide;  /* <a_t, a_s> for one t and all later s, by padded pixels and by positions */
+    double norm = 0, inputs = 0, outputs = 0;
+    for (long i = 0; i < s->rows; i++)
+        for (long j = 0; j < s->columns; j++) {
+            const long t = i * s->columns + j, corner = i * s->padded_width + j;
+            const long last = (s->rows - 1) * s->padded_width + s->columns;
+            for (long di = 0; di < s->kernel_height; di++)
+                for (long dj = 0; dj < s->kernel_width; dj++) {
+                    const long shift = di * s->padded_width + dj;
+                    const float *grams = left + (corner + shift) * wide + shift;
+                    if (shift == 0)
+                        for (long q = corner; q < last; q++)
+                            windows[q] = grams[q];
+                    else
+                        for (long q = corner; q < last; q++)
+                            windows[q] += grams[q];
+                }
+            const float *weights = right + t * across;
+            for (long ii = i; ii < s->rows; ii++)  /* without the columns between the maps' rows */
+                memcpy(compact + ii * s->columns, windows + ii * s->padded_width, s->columns * sizeof(float));
+            const double here = NAME(dot)(weights + t, compact + t, positions - t);
+            const double own = weights[t], window = windows[corner];
+            norm += 2 * here - own * window;  /* the pair (t, t) was counted once in `here` */
+            inputs += window;
+            outputs += own;
+        }
+    size[0] = inputs;
+    size[1] = outputs;
+    return norm;
+}
+
+/* Gradients of a group normalisation's weight and bias for one example: sum_p g n and sum_p g, with n the normalised input.
+ * One pass: x is taken relative to the first pixel, so that variances do not cancel. */
+TARGET static void NAME(norm_example)(const Norm *s, const float *x, const float *g, float *weight, float *bias, double *scratch)
+{
+    double *totals = scratch, *squares = totals + s->channels, *products = squares + s->channels;
+    long k = 0;
+    for (; k + LANES <= s->channels; k += LANES) {
+        VECTOR origin = *(const VECTOR *)(x + k), total = {0}, square = {0}, gradient = {0}, product = {0};
+        for (long p = 0; p < s->positions; p++) {
+            VECTOR value = *(const VECTOR *)(x + p * s->channels + k) - origin, slope = *(const VECTOR *)(g + p * s->channels + k);
+            total += value;
+            square += value * value;
+            gradient += slope;
+            product += slope * value;
+        }
+        for (int lane = 0; lane < LANES; lane++) {
+            totals[k + lane] = total[lane];
+            squares[k + lane] = square[lane];
+            bias[k + lane] = gradient[lane];
+            products[k + lane] = product[lane];
+        }
+    }
+    for (; k < s->channels; k++) {
+        float origin = x[k], total = 0, square = 0, gradient = 0, product = 0;
+        for (long p = 0; p < s->positions; p++) {
+            float value = x[p * s->channels + k] - origin, slope = g[p * s->channels + k];
+            total += value;
+            square += value * value;
+            gradient += slope;
+            product += slope * value;
+        }
+        totals[k] = total, squares[k] = square, bias[k] = gradient, products[k] = product;
+    }
+    const long group = s->channels / s->groups;
+    const double count = s->positions;
+    for (long first = 0; first < s->channels; first += group) {
+        double mean = 0, spread = 0;
+        for (long c = first; c < first + group; c++)
+            mean += x[c] + totals[c] / count;
+        mean /= group;
+        for (long c = first; c < first + group; c++) {
+            const double own = totals[c] / count, apart = x[c] + own - mean;
+            spread += squares[c] / count - own * own + apart * apart;
+        }
+        const double scale = 1 / sqrt((spread > 0 ? spread : 0) / group + s->eps);
+        for (long c = first; c < first + group; c++)
+            weight[c] = (float)(scale * (products[c] + (x[c] - mean) * bias[c]));
+    }
+}
+
+#undef VECTOR

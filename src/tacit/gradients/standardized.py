@@ -1,0 +1,244 @@
+"""Convolution with standardised weights, and its rule: the plain convolution's gradients, projected.
+
+With K numbers w_c an output channel, their mean m_c and variance v_c, the convolution is taken with
+
+    u_c = s_c (w_c - m_c),    s_c = 1 / sqrt(K (v_c + eps)),    so that |u_c|^2 = v_c / (v_c + eps) =: r_c.
+
+If G_c is the gradient with respect to u_c, the chain rule gives the gradient with respect to w_c,
+
+    s_c (G_c - mean(G_c) - u_c <u_c, G_c>),    of squared norm    s_c^2 (|G_c|^2 - K mean(G_c)^2 - (2 - r_c) <u_c, G_c>^2).
+
+It is linear in G_c: a weighted sum over examples is projected once, after it was added up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tacit.gradients.compiled import CompiledConv, fits
+from tacit.gradients.contribution import Add, Contribution, at_least_float32, instantiated, squared_norms
+from tacit.gradients.conv import conv
+from tacit.gradients.windows import padded
+from tacit.privacy.validation import UserError
+
+
+class WeightStandardizedConv2d(nn.Conv2d):
+    """A convolution whose weights have mean 0 and variance 1 / fan_in in every output channel, whatever is learned.
+
+    Smooth in the weights: (w - mean) / sqrt(fan_in (var + eps)), with the biased variance and eps = 1e-5 (Qiao et al., 2019,
+    divide by the deviation plus eps, without fan_in). Dividing by sqrt(fan_in) keeps the variance of activations. There is no
+    gain: a normalisation that follows would take it out again.
+
+    *Guarantee.* It looks at one example at a time; its statistics are those of the weights, never of the data.
+
+    >>> layer = WeightStandardizedConv2d(8, 4, 3)
+    >>> weight = layer.standardized_weight().detach()
+    >>> bool(weight.mean(dim=(1, 2, 3)).abs().max() < 1e-6), round(float(weight[0].square().sum()), 2)
+    (True, 1.0)
+    """
+
+    eps = 1e-5
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: int | tuple[int, int],
+        stride: int | tuple[int, int] = 1,
+        padding: str | int | tuple[int, int] = 0,
+        dilation: int | tuple[int, int] = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: Literal["zeros", "reflect", "replicate", "circular"] = "zeros",
+    ) -> None:
+        super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
+        fan_in = self.weight[0].numel()
+        if fan_in < 3:
+            raise UserError(
+                f"weights of fan-in {fan_in} (input channels in a group x kernel size) have nothing left to learn once they are "
+                "standardised; use nn.Conv2d there, or a fan-in of at least 3"
+            )
+
+    def standardized_weight(self) -> Tensor:
+        """The weights that the input is convolved with.
+
+        *Guarantee.* Computed in float32 or better, and then rounded to the type of the weights.
+        """
+        return _standardized(self.weight, self.eps)[0].to(self.weight.dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        output: Tensor = self._conv_forward(input, self.standardized_weight(), self.bias)
+        return output
+
+
+def standardized_conv(
+    module: WeightStandardizedConv2d, inputs: Tensor, gradients: Tensor, outputs: Tensor | None = None
+) -> dict[str, Contribution]:
+    """The rule of the plain convolution, at output gradients times s_c, projected. `outputs` are the layer's own, if they are at
+    hand; else a ghost norm computes them again.
+
+    *Guarantee.* Row i of every result comes from row i of `inputs` and `gradients` (and `outputs`) alone, and a norm is not below
+    that of what is added up.
+
+    >>> layer = WeightStandardizedConv2d(1, 1, (1, 3), bias=False)
+    >>> with torch.no_grad(): layer.weight.copy_(torch.tensor([-1.0, 0.0, 1.0]).view(1, 1, 1, 3))
+    Parameter ...
+    >>> image, gradient = torch.tensor([1.0, 2.0, 5.0]).view(1, 1, 1, 3), torch.ones(1, 1, 1, 1)
+    >>> found = standardized_conv(layer, image, gradient)["weight"].per_example()
+    >>> print([round(number, 3) for number in found.flatten().tolist()])  # what is left of 1, 2, 5 beside (1, 1, 1), (-1, 0, 1)
+    [0.236, -0.471, 0.236]
+    """
+    u, scale = (tensor.to(gradients.dtype) for tensor in _standardized(module.weight.detach(), module.eps))
+    plain = conv(module, inputs, gradients)
+    if outputs is None or module.bias is not None:  # a large bias would have cost the outputs their precision
+        outputs = None
+    compiled = CompiledConv(module, inputs, gradients) if fits(module, inputs, gradients) else None
+
+    def way(parts: Callable[[], _Parts]) -> tuple[Tensor, Add]:
+        found = parts()
+        removed = _removed(u, found.totals, found.along)
+        return (found.squares - removed).clamp(min=0) + found.allowance, lambda factors: _projected(
+            found.add(factors), u
+        )
+
+    def held() -> _Parts:
+        return _held(module, inputs, gradients, u, scale) if compiled is None else _held_compiled(compiled, u, scale)
+
+    def ghost() -> _Parts:
+        own = module._conv_forward(inputs, u, None) if outputs is None else outputs
+        if compiled is None or not compiled.has_ghost:
+            return _ghost(module, inputs, gradients, scale, own)
+        return _ghost_compiled(compiled, scale, own)
+
+    return {
+        "weight": Contribution(
+            lambda: _projected(plain["weight"].per_example() * scale.unsqueeze(1), u),
+            partial(way, ghost),
+            partial(way, held),
+            plain["weight"].ghost_is_cheaper,
+        ),
+        "bias": Contribution(plain["bias"].per_example if compiled is None else compiled.bias),
+    }
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """Of the gradients s G of a plain convolution: |s G|^2 an example ([batch]), s sum(G_c) and s <u_c, G_c> ([batch, channels]),
+    how much rounding may take from the norm ([batch]), and how they are added up.
+
+    The allowance. Held: each square has a rounding error of a few eps |s G|^2 (4, as in `rounding_allowance`), and the three are
+    taken once, once and at most twice: 16 eps |s G|^2. Ghost: u_c and (1, .., 1) / sqrt(K) are at most 1 in norm, so that no term
+    of the sums over positions is larger than |s g_tc| |a_t|, and the error of the squares, added over c, is within the
+    E = 4 eps |A|^2 |s G|^2 of a plain ghost norm: 4 E in all. What is left is also far above the rounding of a sum that is
+    projected after it was added up.
+    """
+
+    squares: Tensor
+    totals: Tensor
+    along: Tensor
+    allowance: Tensor
+    add: Add
+
+
+def _held(module: nn.Conv2d, inputs: Tensor, g: Tensor, u: Tensor, scale: Tensor) -> _Parts:
+    gradients = conv(module, inputs, g * scale)["weight"].per_example()
+    squares, add = instantiated(lambda: gradients)()
+    return _Parts(squares, *_inner_products(gradients, u), 16 * _eps(g) * squares, add)
+
+
+def _held_compiled(compiled: CompiledConv, u: Tensor, scale: Tensor) -> _Parts:
+    found, s = compiled.instantiated(u.permute(2, 3, 1, 0)), scale.flatten()
+    squares = found.squares.double() @ s.double().square()
+
+    def add(factors: Tensor) -> Tensor:
+        return found.weighted_sum(factors) * scale.unsqueeze(1)
+
+    return _Parts(squares, s * found.totals, s * found.along, 16 * _eps(s) * squares, add)
+
+
+def _ghost(module: nn.Conv2d, inputs: Tensor, gradients: Tensor, scale: Tensor, outputs: Tensor) -> _Parts:
+    """s sum(G_c) = sum_t s g_tc sum(a_t), and s <u_c, G_c> = sum_t s g_tc <u_c, a_t>: the last factor is the output."""
+    g = gradients * scale
+    ghost = conv(module, inputs, g)["weight"].ghost
+    assert ghost is not None
+    squares, add = ghost()  # with E already
+    sums, sizes = _window_sums(module, inputs)
+    totals = (_by_group(module, g) * sums.unsqueeze(2)).sum(dim=(3, 4)).flatten(1)
+    allowance = 12 * _eps(g) * sizes * squared_norms(g)
+    return _Parts(squares, totals, (g * outputs).sum(dim=(2, 3)), allowance, add)
+
+
+def _ghost_compiled(compiled: CompiledConv, scale: Tensor, outputs: Tensor) -> _Parts:
+    s = scale.flatten()
+    found = compiled.norms(scale=s, outputs=outputs)
+
+    def add(factors: Tensor) -> Tensor:
+        return compiled.second_pass(factors) * scale.unsqueeze(1)
+
+    return _Parts(found.squares, s * found.totals, s * found.along, 16 * _eps(s) * found.size, add)
+
+
+def _eps(tensor: Tensor) -> float:
+    return torch.finfo(tensor.dtype).eps
+
+
+def _standardized(weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """u and s, in float32 or better, s as [channels, 1, 1]."""
+    weight = at_least_float32(weight)
+    centred = weight - weight.mean(dim=(1, 2, 3), keepdim=True)
+    variance = centred.square().mean(dim=(1, 2, 3), keepdim=True)  # torch.var_mean takes ten times as long
+    scale = torch.rsqrt(weight[0].numel() * (variance + eps))
+    return centred * scale, scale[:, 0]
+
+
+def _projected(gradients: Tensor, u: Tensor) -> Tensor:
+    """G_c - mean(G_c) - u_c <u_c, G_c>, for a gradient or a batch of them."""
+    kernel = (-3, -2, -1)
+    along = (gradients * u).sum(dim=kernel, keepdim=True)
+    return (gradients - gradients.mean(dim=kernel, keepdim=True)).addcmul_(along, u, value=-1)
+
+
+def _removed(u: Tensor, totals: Tensor, along: Tensor) -> Tensor:
+    """sum_c (sum(G_c)^2 / K + (2 - r_c) <u_c, G_c>^2), an example."""
+    return (totals.square() / u[0].numel() + (2 - u.square().sum(dim=(1, 2, 3))) * along.square()).sum(dim=1)
+
+
+def _inner_products(gradients: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    """sum(G_c) and <u_c, G_c>, each [rows, channels].
+
+    Matrix products on views, where the gradients lie so in memory: elementwise operations would take several times as long.
+    """
+    order = sorted(range(5), key=gradients.stride().__getitem__, reverse=True)
+    before = order.index(0)
+    if order.index(1) != before + 1 or not gradients.permute(order).is_contiguous():
+        return gradients.sum(dim=(2, 3, 4)), (gradients * u).sum(dim=(2, 3, 4))
+    outer = math.prod(gradients.shape[axis] for axis in order[:before])
+
+    def blocks(rows: Tensor) -> Tensor:  # [outer, channels, rows, inner]
+        return rows.permute(order).reshape(outer, len(rows), len(u), -1).transpose(1, 2)
+
+    directions = blocks(torch.stack([torch.ones_like(u), u]))
+    found = sum(block @ direction.mT for block, direction in zip(blocks(gradients), directions))
+    assert isinstance(found, Tensor)
+    return found[..., 0].t(), found[..., 1].t()
+
+
+def _by_group(module: nn.Conv2d, maps: Tensor) -> Tensor:
+    return maps.reshape(len(maps), module.groups, -1, *maps.shape[2:])
+
+
+def _window_sums(module: nn.Conv2d, inputs: Tensor) -> tuple[Tensor, Tensor]:
+    """The sum of every window, [batch, groups, rows, columns], and the squared norm of all windows together, [batch]."""
+    channels = _by_group(module, inputs)
+    maps = padded(module, torch.cat([channels.sum(dim=2), channels.square().sum(dim=2)], dim=1))
+    ones = maps.new_ones(maps.shape[1], 1, *module.kernel_size)
+    found = F.conv2d(maps, ones, stride=module.stride, dilation=module.dilation, groups=maps.shape[1])
+    return found[:, : module.groups], found[:, module.groups :].sum(dim=(1, 2, 3))
