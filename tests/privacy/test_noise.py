@@ -5,8 +5,12 @@ seeds are fixed, so none ever does.
 """
 
 import copy
+import itertools
 import os
 import pickle
+import struct
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +18,8 @@ import torch
 from scipy import stats
 
 from tacit.privacy import ClippedSum, Constant, Flat, Grouped, Ledger, Linear, PrivacyPlan, Randomness, UserError
+from tacit.privacy.mechanism import _BLOCK
+from tacit.privacy.randomness import _WORDS, Keystream, _box_muller
 
 ALPHA = 1e-6
 SIGMA = Constant(1.7)
@@ -167,7 +173,7 @@ def test_noise_and_sampling_come_from_streams_that_do_not_touch():
     busy.bernoulli(12345, 0.5)
     assert (quiet.normal(1000) == busy.normal(1000)).all()
     quiet.normal(777)
-    busy.bernoulli(1000, 0.5), quiet.bernoulli(12345 + 1000, 0.5)
+    quiet.bernoulli(12345, 0.5)
     assert (quiet.bernoulli(1000, 0.5) == busy.bernoulli(1000, 0.5)).all()
 
 
@@ -272,3 +278,235 @@ def test_launches_and_seeds_and_streams_never_repeat_each_other():
 def test_randomness_cannot_be_copied_because_a_copy_repeats_the_noise(duplicate):
     with pytest.raises(TypeError, match="cannot be copied"):
         duplicate(Randomness.from_operating_system())
+
+
+def chacha20_block(key, counter, nonce):
+    """One block of RFC 8439, section 2.3, as slowly and plainly as it is written there."""
+
+    def quarter(s, a, b, c, d):
+        for x, y, z, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
+            s[x] = (s[x] + s[y]) % 2**32
+            s[z] ^= s[x]
+            s[z] = (s[z] << bits | s[z] >> (32 - bits)) % 2**32
+
+    start = [*struct.unpack("<16I", b"expand 32-byte k" + key + struct.pack("<I", counter) + nonce)]
+    state = start.copy()
+    for _ in range(10):
+        for column in range(4):
+            quarter(state, column, column + 4, column + 8, column + 12)
+        for diagonal in range(4):
+            rest = ((diagonal + 1) % 4 + 4, (diagonal + 2) % 4 + 8, (diagonal + 3) % 4 + 12)
+            quarter(state, diagonal, *rest)
+    return struct.pack("<16I", *((a + b) % 2**32 for a, b in zip(start, state)))
+
+
+def filled(keystream, words=16):
+    """The next bytes of a keystream."""
+    array = np.full(words, 99, dtype=np.uint64)
+    keystream.fill(array)
+    return array.tobytes()
+
+
+def test_the_keystream_is_that_of_rfc_8439():
+    """Appendix A.1, vectors 1, 2 and 5, and section 2.3.2 for the reference used below."""
+    assert filled(Keystream(bytes(32))).hex() == (
+        "76b8e0ada0f13d90405d6ae55386bd28bdd219b8a08ded1aa836efcc8b770dc7"
+        "da41597c5157488d7724e03fb8d84a376a43b8f41518a11cc387b669b2ee6586"
+        "9f07e7be5551387a98ba977c732d080dcb0f29a048e3656912c6533e32ee7aed"
+        "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f"
+    )
+    far = Keystream(bytes(32))
+    far._fills = itertools.count(2 << 88)  # the nonce whose last byte is 2
+    assert filled(far, 8).hex() == (
+        "c2c64d378cd536374ae204b9ef933fcd1a8b2288b3dfa49672ab765b54ee27c7"
+        "8a970e0e955c14f3a88e741b97c286f75f8fc299e8148362fa198a39531bed6d"
+    )
+    block = chacha20_block(bytes(range(32)), 1, bytes.fromhex("000000090000004a00000000"))
+    assert block.hex().startswith("10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e")
+
+
+def test_each_fill_has_a_nonce_of_its_own_and_starts_at_block_0():
+    key = bytes(range(32))
+    keystream = Keystream(key)
+    for fill in range(300):
+        nonce = fill.to_bytes(12, "little")
+        assert filled(keystream) == chacha20_block(key, 0, nonce) + chacha20_block(key, 1, nonce)
+
+
+def test_no_block_of_keystream_is_used_twice_by_draws_streams_launches_or_objects():
+    """Two of 2^512 blocks agree by chance with probability below 1e-100."""
+    made = [Randomness.from_seed(s, launch=launch) for s in (0, 1) for launch in (0, 1)]
+    made += [Randomness.from_operating_system() for _ in range(2)]
+    blocks = []
+    for keystream in [stream for randomness in made for stream in (randomness._sampling, randomness._noise)]:
+        for words in (8, 16, 64, _WORDS, 8):
+            content = filled(keystream, words)
+            blocks += [content[at : at + 64] for at in range(0, len(content), 64)]
+    assert len(set(blocks)) == len(blocks) > 100_000
+
+
+def test_every_draw_takes_words_that_no_other_draw_takes(monkeypatch):
+    """Whatever is drawn, in whatever sizes: each call of `fill` is one of a count, and fills no more than its nonce has."""
+    sizes = []
+    fill = Keystream.fill
+    monkeypatch.setattr(Keystream, "fill", lambda self, words: (sizes.append(len(words)), fill(self, words)))
+    randomness = Randomness.from_seed(0)
+    randomness.normal(3 * _WORDS + 5)
+    randomness.normal(7)
+    assert sizes == [_WORDS, _WORDS, _WORDS, 6, 8]
+    assert next(randomness._noise._fills) == 5
+    randomness.bernoulli(_WORDS + 1, 0.5)
+    assert sizes[5:] == [_WORDS, 1]
+    assert max(sizes) * 8 <= 64 * 2**32
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 1001, _WORDS - 1, _WORDS, _WORDS + 1, 2 * _WORDS + 3])
+def test_any_number_of_normals_can_be_drawn(count):
+    numbers = Randomness.from_seed(8).normal(count)
+    assert numbers.shape == (count,)
+    assert numbers.dtype == np.float64
+    assert np.isfinite(numbers).all()
+    assert len(set(numbers.tolist())) == count
+    assert (np.abs(numbers) < 9.5).all()
+
+
+def tail_p_value(noise, threshold):
+    """Two-sided p-value of how many of n standard normals lie beyond +-threshold: Binomial(n, 2 Phi(-threshold))."""
+    beyond, law = int((np.abs(noise) > threshold).sum()), stats.binom(noise.size, 2 * stats.norm.sf(threshold))
+    return min(1.0, 2 * min(law.cdf(beyond), law.sf(beyond - 1)))
+
+
+def test_four_million_normals_have_the_shape_and_the_tails_of_normals():
+    """Five checks with error probability 1e-6 each; the tail checks reject numbers cut at 4.4 and a scale 2% too large."""
+    noise = Randomness.from_seed(9).normal((2000, 2000)).ravel()
+    assert shape_p_value(noise, 1.0) > ALPHA
+    assert scale_p_value(noise, 1.0) > ALPHA
+    for threshold in (3.0, 4.0, 4.5):
+        assert tail_p_value(noise, threshold) > ALPHA
+    assert tail_p_value(np.clip(noise, -4.4, 4.4), 4.5) < ALPHA
+    assert tail_p_value(noise * 1.02, 3.0) < ALPHA
+    assert shape_p_value(noise * 1.02, 1.0) < ALPHA
+
+
+def test_the_two_numbers_of_a_pair_are_independent():
+    """They share a radius, so their squares would tell; error probability 1e-6, and a shared radius with a fixed angle fails."""
+    noise = Randomness.from_seed(10).normal(_WORDS)
+    first, second = noise[: _WORDS // 2], noise[_WORDS // 2 :]
+    assert independence_p_value(first, second) > ALPHA
+    assert independence_p_value(first, np.hypot(first, second)) < ALPHA
+
+
+def test_the_most_extreme_words_give_finite_normals_out_to_nine_standard_deviations():
+    least, most = -(2**63), 2**63 - 1
+    for first, second in itertools.product((least, least + 1, -1, 0, 1, most), repeat=2):
+        pair = torch.empty(2, dtype=torch.float64)
+        _box_muller(torch.tensor([first, second]), pair)
+        assert pair.isfinite().all()
+        expected = np.sqrt(-2 * np.log((first % 2**63 + 0.5) * 2.0**-63))
+        assert pair.norm().item() == pytest.approx(expected, abs=1e-9)
+    assert expected < 1e-6
+    _box_muller(torch.tensor([0, 0]), pair)
+    assert 9.3 < pair[0] < 9.5
+    # As the docstring says: so far out is an exact number with probability 5e-21.
+    assert 2 * stats.norm.sf(pair[0].item()) < 5e-21
+
+
+def test_memory_does_not_grow_with_what_is_drawn():
+    """In a process of its own: 256 MB of normals and 64 MB of coins take little more than themselves."""
+    code = (
+        "import resource; from tacit.privacy import Randomness; r = Randomness.from_seed(0);"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss; r.normal(2**18); r.bernoulli(2**18, 0.5);"
+        "a = peak(); n = r.normal(2**25); b = peak(); del n; r.normal(5); c = r.bernoulli(2**26, 0.1); print(b - a, peak() - b)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    normals, coins = map(int, done.stdout.split())
+    assert normals < 1.05 * 256 * 1024
+    assert coins < 1.05 * 64 * 1024
+
+
+@pytest.mark.parametrize("probability", [0.0, 2.0**-11, 0.02048, 0.3, 1 - 2.0**-53, 1.0])
+def test_coins_fall_at_their_rate(probability):
+    """Binomial, error probability 1e-6; a rate that is 3% off is rejected where coins fall often enough."""
+    coins = Randomness.from_seed(11).bernoulli(1_000_000, probability)
+    heads, law = int(coins.sum()), stats.binom(coins.size, probability)
+    assert 2 * min(law.cdf(heads), law.sf(heads - 1)) > ALPHA
+    if 0.01 < probability < 0.9:
+        assert stats.binom(coins.size, probability * 1.03).cdf(heads) < ALPHA
+
+
+def test_a_coin_shows_true_for_as_many_of_2_to_the_64_words_as_its_probability_says(monkeypatch):
+    for probability in (2.0**-64, 1e-9, 0.02048, 0.5, 1.0):
+        exact = int(probability * 2**64)
+        edge = [0, exact - 1, min(exact, 2**64 - 1)]
+        monkeypatch.setattr(Keystream, "fill", lambda self, words, edge=edge: words.__setitem__(slice(None), edge))
+        assert Randomness.from_seed(0).bernoulli(3, probability).tolist() == [True, True, probability == 1.0]
+
+
+def test_one_draw_serves_many_parameters_and_no_number_serves_two():
+    """Over 200 equal parameters and three releases no number comes twice (by chance: below 1e-5 of doubles, fixed seed)."""
+    shapes = {f"p{number}": (9, 11) for number in range(200)}
+    releases = noises(plan_of(), Randomness.from_seed(12), releases=3, shapes=shapes)
+    rows = np.stack([noise for release in releases for noise in release.values()])
+    assert np.unique(rows).size == rows.size
+    # 600 * 599 / 2 correlations of 99 numbers each: Bonferroni keeps the error probability at 1e-6.
+    correlations = np.corrcoef(rows)[np.triu_indices(len(rows), 1)]
+    worst = np.abs(correlations).max()
+    t = worst * np.sqrt(97 / (1 - worst**2))
+    assert 2 * stats.t.sf(t, 97) * correlations.size > ALPHA
+    twice = np.corrcoef(rows[0], rows[0] + 0.1 * rows[1])[0, 1]
+    assert 2 * stats.t.sf(twice * np.sqrt(97 / (1 - twice**2)), 97) * correlations.size < ALPHA
+
+
+def test_parameters_longer_than_a_block_get_the_noise_of_their_group_throughout():
+    """Exactly: each block is one draw, whatever parameters and groups begin and end in it."""
+    sizes = {"a": 100_000, "b": 1, "c": 2 * _BLOCK + 5, "d": 77}
+    clipping = Grouped((("a", "c"), ("b", "d")), (2.0, 0.1), noise_shape=(1.0, 7.0))
+    plan = plan_of(clipping)
+    gradients = {name: torch.randn(size, dtype=torch.float64) for name, size in sizes.items()}
+    released = plan.mechanism(Randomness.from_seed(7), Ledger.in_memory(plan, delta=1e-5)).release(
+        ClippedSum(gradients, torch.zeros(0, 2), clipping)
+    )
+    drawn, left = Randomness.from_seed(7), sum(sizes.values())
+    noise = np.concatenate([drawn.normal(min(_BLOCK, left - at)) for at in range(0, left, _BLOCK)])
+    at = 0
+    for name, size in sizes.items():
+        expected = (gradients[name].numpy() + noise[at : at + size] * expected_std(clipping, name, 1.7)) / 16
+        np.testing.assert_allclose(released.gradients[name].numpy(), expected, rtol=1e-12, atol=1e-14)
+        at += size
+
+
+@pytest.mark.parametrize(
+    "sum_of",
+    [
+        lambda: torch.randn(8, 3, 5, 5),
+        lambda: torch.randn(8, 3, 5, 5).contiguous(memory_format=torch.channels_last),
+        lambda: torch.randn(8, 1, 5, 5).contiguous(memory_format=torch.channels_last),
+        lambda: torch.randn(6, 4).T,
+        lambda: torch.randn(3, 4, 5).permute(2, 0, 1),
+        lambda: torch.randn(6, 8)[:, ::2],
+        lambda: torch.ones(1, 4).expand(6, 4),
+        lambda: torch.randn(5, requires_grad=True),
+    ],
+    ids=[
+        "contiguous",
+        "channels last",
+        "one channel",
+        "transposed",
+        "permuted",
+        "strided",
+        "expanded",
+        "differentiable",
+    ],
+)
+def test_a_gradient_keeps_the_values_and_the_layout_of_its_sum(sum_of):
+    torch.manual_seed(0)
+    clipped, plan = sum_of(), plan_of(noise=Constant(0.0))
+    summed = ClippedSum({"first": torch.ones(3), "w": clipped}, torch.zeros(0, 1), plan.clipping)
+    released = plan.mechanism(Randomness.from_seed(0), Ledger.in_memory(plan, delta=1e-5)).release(summed)
+    gradient = released.gradients["w"]
+    torch.testing.assert_close(gradient, clipped.detach() / 16)
+    assert not gradient.requires_grad
+    if clipped.is_contiguous(memory_format=torch.channels_last) if clipped.dim() == 4 else False:
+        assert gradient.is_contiguous(memory_format=torch.channels_last)
+    if clipped.numel() == clipped.untyped_storage().nbytes() // clipped.element_size() and 1 not in clipped.shape:
+        assert gradient.stride() == clipped.stride()

@@ -62,7 +62,7 @@ class CompiledConv:
 
     def per_example(self) -> Tensor:
         """[batch, *weight.shape]"""
-        return self.instantiated().gradients.permute(0, 4, 3, 1, 2)
+        return self.instantiated().gradients
 
     def bias(self) -> Tensor:
         """A by-product of whatever was computed for the weight."""

@@ -46,15 +46,18 @@ def conv(module: Conv, inputs: Tensor, gradients: Tensor) -> dict[str, Contribut
 
 
 def _ghost_is_cheaper(module: Conv, inputs: Tensor, gradients: Tensor) -> bool:
-    positions, pixels = math.prod(gradients.shape[2:]), math.prod(inputs.shape[2:])
+    positions = math.prod(gradients.shape[2:])
     window, outputs = math.prod(module.weight.shape[1:]), module.out_channels // module.groups
+    gram = positions**2 * (outputs + window) * module.groups
     plain = isinstance(module, nn.Conv2d) and _is_plain(module)
-    gram = pixels**2 * module.in_channels if plain else positions**2 * window * module.groups
+    if plain:
+        pixels = math.prod(size + k - 1 for size, k in zip(gradients.shape[2:], module.kernel_size))
+        gram = pixels**2 * module.in_channels + positions**2 * outputs
     return ghost_is_cheaper(
         positions=positions,
         inputs=window,
         outputs=module.out_channels,
-        gram=gram + positions**2 * (outputs + window // module.in_channels) * module.groups,
+        gram=gram,
         compiled=plain and fits(module, inputs, gradients),
     )
 

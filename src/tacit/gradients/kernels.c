@@ -99,12 +99,12 @@ typedef double (*GhostExample)(const Conv *, const float *, const float *, const
 
 typedef struct {
     const char *name;
-    ConvExample conv;
+    ConvExample conv, conv_across;
     GhostExample ghost;
     NormExample norm;
 } Version;
 
-#define VERSION(set) {#set, conv_example_##set, ghost_example_##set, norm_example_##set}
+#define VERSION(set) {#set, conv_example_##set, conv_example_across_##set, ghost_example_##set, norm_example_##set}
 static const Version versions[] = {
     VERSION(any),
 #if defined(__x86_64__)
@@ -145,10 +145,10 @@ static PyObject *conv_gradients(PyObject *self, PyObject *args)
 {
     Conv s;
     Py_ssize_t x_at, g_at, direction_at, gradient_at, sums_at;
-    int threads;
-    if (!PyArg_ParseTuple(args, "nnnnn(llll)(lll)(llllll)i", &x_at, &g_at, &direction_at, &gradient_at, &sums_at, &s.batch,
+    int across, threads;
+    if (!PyArg_ParseTuple(args, "nnnnn(llll)(lll)(llllll)pi", &x_at, &g_at, &direction_at, &gradient_at, &sums_at, &s.batch,
                           &s.height, &s.width, &s.in, &s.rows, &s.columns, &s.out, &s.kernel_height, &s.kernel_width,
-                          &s.stride_height, &s.stride_width, &s.top, &s.left, &threads))
+                          &s.stride_height, &s.stride_width, &s.top, &s.left, &across, &threads))
         return NULL;
     s.padded_height = (s.rows - 1) * s.stride_height + s.kernel_height;
     s.padded_width = (s.columns - 1) * s.stride_width + s.kernel_width;
@@ -156,7 +156,8 @@ static PyObject *conv_gradients(PyObject *self, PyObject *args)
     float *gradient = (float *)gradient_at, *sums = (float *)sums_at;
     const long kernel = s.kernel_height * s.kernel_width * s.in, wide = round_up(s.out, WIDEST);
     const long block = block_rows(s.rows, s.columns);
-    const long floats = 4 * wide + block * s.columns * 2 * WIDEST + kernel * wide +
+    const ConvExample example = across ? chosen.conv_across : chosen.conv;
+    const long floats = 4 * wide * (across ? WIDEST : 1) + block * s.columns * 2 * WIDEST + kernel * wide +
                         ((block - 1) * s.stride_height + s.kernel_height) * s.padded_width * s.in + WIDEST;
     const long image = s.height * s.width * s.in, map = s.rows * s.columns * s.out, sum = (direction ? 4 : 2) * s.out;
     int failed = 0;
@@ -168,7 +169,7 @@ static PyObject *conv_gradients(PyObject *self, PyObject *args)
 #pragma omp for schedule(dynamic)
         for (long i = 0; i < s.batch; i++)
             if (scratch)
-                chosen.conv(&s, x + i * image, g + i * map, direction, gradient + i * kernel * s.out, sums + i * sum, scratch);
+                example(&s, x + i * image, g + i * map, direction, gradient + i * kernel * s.out, sums + i * sum, scratch);
         free(scratch);
     }
     Py_END_ALLOW_THREADS

@@ -70,13 +70,14 @@ class Geometry:
 
 @dataclass(frozen=True)
 class ConvGradients:
-    """What one pass over a batch gives: per-example weight gradients, [batch, kernel rows, kernel columns, in, out], and, per
-    example and output channel ([batch, out]): the sum of their squares, the sum of the output gradient (the bias's gradient)
-    and, if a direction was given, the sum of the weight gradient's entries and its inner product with the direction.
+    """What one pass over a batch gives: per-example weight gradients, [batch, out, in, kernel rows, kernel columns], in whatever
+    order in memory, and, per example and output channel ([batch, out]): the sum of their squares, the sum of the output gradient
+    (the bias's gradient) and, if a direction was given, the sum of the weight gradient's entries and its inner product with
+    the direction.
 
     *Guarantee.* Row i comes from example i alone.
 
-    >>> ConvGradients(torch.zeros(2, 3, 3, 1, 4), torch.zeros(2, 2, 4)).squares.shape
+    >>> ConvGradients(torch.zeros(2, 4, 1, 3, 3), torch.zeros(2, 2, 4)).squares.shape
     torch.Size([2, 4])
     """
 
@@ -84,8 +85,8 @@ class ConvGradients:
     sums: Tensor
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        """sum_i factors[i] * gradients[i], laid out as a weight: [out, in, kernel rows, kernel columns]."""
-        return weighted_sum(self.gradients, factors).permute(3, 2, 0, 1)
+        """sum_i factors[i] * gradients[i]"""
+        return weighted_sum(self.gradients, factors)
 
     @property
     def squares(self) -> Tensor:
@@ -105,9 +106,9 @@ class ConvGradients:
 
 
 def conv_gradients(x: Tensor, g: Tensor, geometry: Geometry, direction: Tensor | None = None) -> ConvGradients:
-    """sum_t a_t g_t^T of each example, with a_t the window of the zero-padded image at output position t.
+    """sum_t g_t a_t^T of each example, with a_t the window of the zero-padded image at output position t.
 
-    `direction` ([kernel rows, kernel columns, in, out]) is what `along` is measured along.
+    `direction` (of the shape of the weight) is what `along` is measured along.
 
     *Guarantee.* Row i comes from row i of `x` and `g` alone; sums over positions are made in float32.
 
@@ -118,11 +119,17 @@ def conv_gradients(x: Tensor, g: Tensor, geometry: Geometry, direction: Tensor |
     x, g = _dense(x), _dense(g)
     (batch, channels, height, width), (same_batch, out, rows, columns) = x.shape, g.shape
     assert batch == same_batch
-    gradients = torch.empty(batch, *geometry.kernel, channels, out)
+    # Vectors of up to 16 numbers run along the output channels, or along a row of the window if they fill them better.
+    across = out % 32 != 0 and geometry.kernel[1] * channels % 16 == 0
+    gradients = torch.empty(batch, *((out, *geometry.kernel, channels) if across else (*geometry.kernel, channels, out)))
     sums = torch.empty(batch, 2 if direction is None else 4, out)
     if direction is not None:
-        assert direction.shape == gradients.shape[1:]
-        direction = F.pad(direction.to(torch.float32), (0, -out % 16)).contiguous()  # whole vectors
+        assert direction.shape == (out, channels, *geometry.kernel)
+        direction = direction.to(torch.float32)
+        if across:
+            direction = direction.permute(0, 2, 3, 1).contiguous()
+        else:
+            direction = F.pad(direction.permute(2, 3, 1, 0), (0, -out % 16)).contiguous()  # whole vectors
     _kernels.conv_gradients(
         x.data_ptr(),
         g.data_ptr(),
@@ -132,9 +139,10 @@ def conv_gradients(x: Tensor, g: Tensor, geometry: Geometry, direction: Tensor |
         (batch, height, width, channels),
         (rows, columns, out),
         geometry.windows,
+        across,
         torch.get_num_threads(),
     )
-    return ConvGradients(gradients, sums)
+    return ConvGradients(gradients.permute((0, 1, 4, 2, 3) if across else (0, 4, 3, 1, 2)), sums)
 
 
 @dataclass(frozen=True)

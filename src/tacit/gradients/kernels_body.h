@@ -19,22 +19,23 @@ typedef struct {
 /* What a tile does with c: add to it or begin with it; and, when a sum is complete, what to gather of its entries. */
 typedef struct {
     int begin;
-    float *squares, *totals, *along;        /* by column n; NULL: nothing is gathered, or only squares */
-    const float *direction;                 /* laid out as c */
+    int by_row;                             /* whether sums belong to the rows m (a vector each) or to the columns n of c */
+    float *squares, *totals, *along;        /* NULL: nothing is gathered, or only squares */
+    const float *direction;
 } NAME(ends);
 
 TARGET static inline __attribute__((always_inline)) void NAME(tile)(
     const int height, const int width, const NAME(walk) *walk, const float *a, const float *b, float *c, long c_row,
     const NAME(ends) *ends, long direction_at, long direction_row, long column)
 {
-    VECTOR sum[ROWS][2];
+    VECTOR sum[ROWS][3];
     for (int m = 0; m < height; m++)
         for (int n = 0; n < width; n++)
             sum[m][n] = ends->begin ? (VECTOR){0} : *(const VECTOR *)(c + m * c_row + n * LANES);
     for (long i = 0; i < walk->rows; i++) {
         const float *ap = a + i * walk->a_row, *bp = b + i * walk->b_row;
         for (long j = 0; j < walk->columns; j++, ap += walk->a_column, bp += walk->b_column) {
-            VECTOR right[2];
+            VECTOR right[3];
             for (int n = 0; n < width; n++)
                 right[n] = *(const VECTOR *)(bp + n * LANES);
             for (int m = 0; m < height; m++)
@@ -45,14 +46,14 @@ TARGET static inline __attribute__((always_inline)) void NAME(tile)(
     for (int m = 0; m < height; m++)
         for (int n = 0; n < width; n++)
             *(VECTOR *)(c + m * c_row + n * LANES) = sum[m][n];
-    if (ends->squares)
+    if (ends->squares && !ends->by_row)
         for (int n = 0; n < width; n++) {
             VECTOR squares = {0};
             for (int m = 0; m < height; m++)
                 squares += sum[m][n] * sum[m][n];
             *(VECTOR *)(ends->squares + column + n * LANES) += squares;
         }
-    if (ends->direction)
+    if (ends->direction && !ends->by_row)
         for (int n = 0; n < width; n++) {
             VECTOR total = {0}, along = {0};
             for (int m = 0; m < height; m++) {
@@ -62,27 +63,43 @@ TARGET static inline __attribute__((always_inline)) void NAME(tile)(
             *(VECTOR *)(ends->totals + column + n * LANES) += total;
             *(VECTOR *)(ends->along + column + n * LANES) += along;
         }
+    if (ends->squares && ends->by_row)
+        for (int m = 0; m < height; m++)
+            for (int n = 0; n < width; n++)
+                *(VECTOR *)(ends->squares + (column + m) * LANES) += sum[m][n] * sum[m][n];
+    if (ends->direction && ends->by_row)
+        for (int m = 0; m < height; m++)
+            for (int n = 0; n < width; n++) {
+                *(VECTOR *)(ends->totals + (column + m) * LANES) += sum[m][n];
+                *(VECTOR *)(ends->along + (column + m) * LANES) +=
+                    sum[m][n] * *(const VECTOR *)(ends->direction + direction_at + m * direction_row + n * LANES);
+            }
 }
 
-/* one strip of one or two vectors: all rows m < height. A switch makes each height a constant, so that sums stay in registers. */
+/* one strip of one to three vectors: all rows m < height, `most` at a time. A switch makes each height a constant, so that sums stay
+ * in registers. `step` is how far `column` moves with a row: 1 if sums belong to rows. */
 TARGET static inline __attribute__((always_inline)) void NAME(strip)(
-    long height, const int width, const NAME(walk) *walk, const float *a, const float *b, float *c, long c_row,
-    const NAME(ends) *ends, long direction_at, long direction_row, long column)
+    const int most, long height, const int width, const NAME(walk) *walk, const float *a, const float *b, float *c, long c_row,
+    const NAME(ends) *ends, long direction_at, long direction_row, long column, const int step)
 {
+#define TILE(rows)                                                                                                             \
+    NAME(tile)(rows, width, walk, a + m, b, c + m * c_row, c_row, ends, direction_at + m * direction_row, direction_row,       \
+               column + step * m)
     long m = 0;
-    for (; m + ROWS <= height; m += ROWS)
-        NAME(tile)(ROWS, width, walk, a + m, b, c + m * c_row, c_row, ends, direction_at + m * direction_row, direction_row, column);
+    for (; m + most <= height; m += most)
+        TILE(most);
     switch (height - m) {
-#define REST(rows)                                                                                                            \
-    case rows:                                                                                                                \
-        NAME(tile)(rows, width, walk, a + m, b, c + m * c_row, c_row, ends, direction_at + m * direction_row, direction_row,  \
-                   column);                                                                                                   \
+#define REST(rows)                                                                                                             \
+    case rows:                                                                                                                 \
+        if (rows < most)                                                                                                       \
+            TILE(rows);                                                                                                        \
         break;
     REST(1) REST(2) REST(3) REST(4) REST(5)
 #if ROWS > 6
     REST(6) REST(7) REST(8) REST(9) REST(10) REST(11)
 #endif
 #undef REST
+#undef TILE
     }
 }
 
@@ -145,9 +162,9 @@ TARGET static void NAME(conv_example)(const Conv *s, const float *x, const float
                 float *to = c + i * row * wide + n;
                 const long at = i * row * direction_row + n;
                 if (vectors == 2)
-                    NAME(strip)(row, 2, &walk, a, strip, to, wide, &ends, at, direction_row, n);
+                    NAME(strip)(ROWS, row, 2, &walk, a, strip, to, wide, &ends, at, direction_row, n, 0);
                 else
-                    NAME(strip)(row, 1, &walk, a, strip, to, wide, &ends, at, direction_row, n);
+                    NAME(strip)(ROWS, row, 1, &walk, a, strip, to, wide, &ends, at, direction_row, n, 0);
             }
         }
     }
@@ -160,6 +177,62 @@ TARGET static void NAME(conv_example)(const Conv *s, const float *x, const float
     if (wide != out)
         for (long m = 0; m < kernel; m++)
             memcpy(gradient + m * out, c + m * wide, out * sizeof(float));
+}
+
+/* The same for few output channels: vectors run along a row of the window (a multiple of LANES numbers), and the gradient comes out as
+ * out x kernel. */
+TARGET static void NAME(conv_example_across)(const Conv *s, const float *x, const float *g, const float *direction,
+                                             float *gradient, float *sums, float *scratch)
+{
+    const long row = s->kernel_width * s->in, kernel = s->kernel_height * row, out = s->out;
+    const long block = block_rows(s->rows, s->columns), pixels = s->padded_width * s->in;
+    float *gathered = scratch, *pixel_rows = gathered + 3 * out * LANES;
+    memset(gathered, 0, 3 * out * LANES * sizeof(float));
+    memset(sums + out, 0, out * sizeof(float));
+    for (long first = 0; first < s->rows; first += block) {
+        const long rows = first + block < s->rows ? block : s->rows - first;
+        const float *image = padded_rows(s, x, first * s->stride_height, (rows - 1) * s->stride_height + s->kernel_height, pixel_rows);
+        const float *from = g + first * s->columns * out;
+        const int last = first + rows == s->rows;
+        NAME(ends) ends = {.begin = first == 0, .by_row = 1};
+        if (last)
+            ends.squares = gathered;
+        if (last && direction) {
+            ends.totals = gathered + out * LANES;
+            ends.along = gathered + 2 * out * LANES;
+            ends.direction = direction;
+        }
+        for (long p = 0; p < rows * s->columns; p++)
+            for (long k = 0; k < out; k++)
+                sums[out + k] += from[p * out + k];
+        const NAME(walk) walk = {
+            .rows = rows,
+            .columns = s->columns,
+            .a_row = s->columns * out,
+            .a_column = out,
+            .b_row = s->stride_height * pixels,
+            .b_column = s->stride_width * s->in,
+        };
+        for (long i = 0; i < s->kernel_height; i++) {
+            const float *b = image + i * pixels;
+            long n = 0;
+            for (; n + 3 * LANES <= row; n += 3 * LANES)
+                NAME(strip)(2 * ROWS / 3, out, 3, &walk, from, b + n, gradient + i * row + n, kernel, &ends, i * row + n, kernel, 0, 1);
+            if (n + 2 * LANES <= row) {
+                NAME(strip)(ROWS, out, 2, &walk, from, b + n, gradient + i * row + n, kernel, &ends, i * row + n, kernel, 0, 1);
+                n += 2 * LANES;
+            }
+            if (n < row)
+                NAME(strip)(ROWS, out, 1, &walk, from, b + n, gradient + i * row + n, kernel, &ends, i * row + n, kernel, 0, 1);
+        }
+    }
+    for (long k = 0; k < out; k++)
+        for (int part = 0; part < (direction ? 3 : 1); part++) {
+            float sum = 0;
+            for (int lane = 0; lane < LANES; lane++)
+                sum += gathered[(part * out + k) * LANES + lane];
+            sums[(part ? part + 1 : 0) * out + k] = sum;
+        }
 }
 
 /* The Gram matrix of the columns of a (channels x wide): on and above the diagonal blocks only. */
@@ -175,11 +248,32 @@ TARGET static void NAME(gram)(const float *a, long channels, long used, long wid
         for (long n = 0; n < used; n += 2 * LANES) {
             const long height = n + 2 * LANES < used ? n + 2 * LANES : used;
             if (n + 2 * LANES <= wide)
-                NAME(strip)(height, 2, &walk, part, part + n, c + n, wide, &ends, 0, 0, 0);
+                NAME(strip)(ROWS, height, 2, &walk, part, part + n, c + n, wide, &ends, 0, 0, 0, 0);
             else
-                NAME(strip)(height, 1, &walk, part, part + n, c + n, wide, &ends, 0, 0, 0);
+                NAME(strip)(ROWS, height, 1, &walk, part, part + n, c + n, wide, &ends, 0, 0, 0, 0);
         }
     }
+}
+
+/* to[k][p] = from[p][k] * scale[k] for p < rows, k < columns; four rows at a time */
+TARGET static void NAME(turn)(const float *restrict from, long rows, long columns, const float *restrict scale, float *restrict to,
+                              long to_row)
+{
+    typedef float quad __attribute__((vector_size(16), aligned(4)));
+    long p = 0;
+    for (; p + 4 <= rows; p += 4) {
+        const float *a = from + p * columns, *b = a + columns, *c = b + columns, *d = c + columns;
+        float *at = to + p;
+        if (scale)
+            for (long k = 0; k < columns; k++, at += to_row)
+                *(quad *)at = (quad){a[k], b[k], c[k], d[k]} * scale[k];
+        else
+            for (long k = 0; k < columns; k++, at += to_row)
+                *(quad *)at = (quad){a[k], b[k], c[k], d[k]};
+    }
+    for (; p < rows; p++)
+        for (long k = 0; k < columns; k++)
+            to[k * to_row + p] = scale ? from[p * columns + k] * scale[k] : from[p * columns + k];
 }
 
 TARGET static inline float NAME(dot)(const float *a, const float *b, long length)
@@ -220,20 +314,11 @@ TARGET static double NAME(ghost_example)(const Conv *s, const float *x, const fl
         const long row = i + s->top;
         if (row < 0 || row >= s->padded_height)
             continue;
-        for (long j = 0; j < s->width; j++) {
-            const long column = j + s->left;
-            if (column < 0 || column >= s->padded_width)
-                continue;
-            const float *pixel = x + (i * s->width + j) * s->in;
-            float *to = turned + row * s->padded_width + column;
-            for (long k = 0; k < s->in; k++)
-                to[k * wide] = pixel[k];
-        }
+        const long room = s->padded_width - s->left, columns = s->width < room ? s->width : room;
+        NAME(turn)(x + i * s->width * s->in, columns, s->in, NULL, turned + row * s->padded_width + s->left, wide);
     }
     memset(gradients, 0, s->out * across * sizeof(float));
-    for (long p = 0; p < positions; p++)
-        for (long k = 0; k < s->out; k++)
-            gradients[k * across + p] = scale ? g[p * s->out + k] * scale[k] : g[p * s->out + k];
+    NAME(turn)(g, positions, s->out, scale, gradients, across);
     for (long k = 0; k < (y ? 3 : 1) * s->out; k++)
         sums[k] = 0;
     for (long p = 0; p < positions; p++)
@@ -266,15 +351,20 @@ TARGET static double NAME(ghost_example)(const Conv *s, const float *x, const fl
             const long t = i * s->columns + j, corner = i * s->padded_width + j;
             const long last = (s->rows - 1) * s->padded_width + s->columns;
             for (long di = 0; di < s->kernel_height; di++)
-                for (long dj = 0; dj < s->kernel_width; dj++) {
-                    const long shift = di * s->padded_width + dj;
-                    const float *grams = left + (corner + shift) * wide + shift;
+                for (long dj = 0; dj < s->kernel_width; dj += 3) {  /* up to three columns of the kernel at once */
+                    const long shift = di * s->padded_width + dj, more = s->kernel_width - dj;
+                    const float *one = left + (corner + shift) * wide + shift, *two = one + wide + 1, *three = two + wide + 1;
                     if (shift == 0)
+                        memset(windows + corner, 0, (last - corner) * sizeof(float));
+                    if (more >= 3)
                         for (long q = corner; q < last; q++)
-                            windows[q] = grams[q];
+                            windows[q] += one[q] + two[q] + three[q];
+                    else if (more == 2)
+                        for (long q = corner; q < last; q++)
+                            windows[q] += one[q] + two[q];
                     else
                         for (long q = corner; q < last; q++)
-                            windows[q] += grams[q];
+                            windows[q] += one[q];
                 }
             const float *weights = right + t * across;
             for (long ii = i; ii < s->rows; ii++)  /* without the columns between the maps' rows */

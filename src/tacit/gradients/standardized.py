@@ -155,7 +155,7 @@ def _held(module: nn.Conv2d, inputs: Tensor, g: Tensor, u: Tensor, scale: Tensor
 
 
 def _held_compiled(compiled: CompiledConv, u: Tensor, scale: Tensor) -> _Parts:
-    found, s = compiled.instantiated(u.permute(2, 3, 1, 0)), scale.flatten()
+    found, s = compiled.instantiated(u), scale.flatten()
     squares = found.squares.double() @ s.double().square()
 
     def add(factors: Tensor) -> Tensor:

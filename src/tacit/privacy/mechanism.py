@@ -5,7 +5,7 @@ ClippedSum  --(ledger written and flushed, then noise)-->  PrivateGradient
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass
 from typing import TYPE_CHECKING
 
@@ -56,6 +56,7 @@ class ClippedSum:
 
 
 _SEAL = object()
+_BLOCK = 2**17  # numbers drawn at once: 1 MiB, so that what works on them stays in the cache
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,7 @@ class GaussianMechanism:
         self._batch_size = plan.expected_batch_size
         self._randomness = randomness
         self._ledger = ledger
+        self._groups: dict[tuple[str, ...], tuple[int, ...]] = {}
 
     @property
     def next_step(self) -> int:
@@ -131,18 +133,70 @@ class GaussianMechanism:
         step = self.next_step
         sigma = self.plan.noise_multiplier(step)
         stds = summed.clipping.noise_stds(sigma)
-        names = list(summed.gradients)
-        std_of = {name: stds[group] for name, group in zip(names, summed.clipping.group_of(names), strict=True)}
+        names = tuple(summed.gradients)
+        if names not in self._groups:
+            self._groups[names] = summed.clipping.group_of(names)
+        std_of = {name: stds[group] for name, group in zip(names, self._groups[names], strict=True)}
         self._ledger.record_release(
             noise_multiplier=sigma,
             sample_rate=self.plan.sample_rate,
             sampled_by=sampled_by,
             reproducible=self._randomness.reproducible,
         )
-        gradients = {name: self._noisy(summed.gradients[name], std_of[name]) for name in names}
-        return PrivateGradient(gradients, step, sigma, std_of, _SEAL)
+        gradients = self._noisy(list(summed.gradients.values()), list(std_of.values()))
+        return PrivateGradient(dict(zip(names, gradients, strict=True)), step, sigma, std_of, _SEAL)
 
-    def _noisy(self, clipped: Tensor, std: float) -> Tensor:
-        # On the CPU and in double precision, whatever the device: some accelerators have no doubles.
-        noise = torch.from_numpy(self._randomness.normal(tuple(clipped.shape))).mul_(std)
-        return ((clipped.cpu().double() + noise) / self._batch_size).to(clipped.device, clipped.dtype)
+    def _noisy(self, clipped: list[Tensor], stds: list[float]) -> list[Tensor]:
+        """(clipped + N(0, std^2)) / expected batch size for each tensor, in double precision and rounded once.
+
+        All of them are one long vector, worked on in blocks, each with noise of its own: small tensors share a draw, and no noise
+        is held but that of one block. Each tensor comes back laid out in memory as it was.
+        """
+        # On the CPU, whatever the device: some accelerators have no doubles.
+        flat = torch.cat([_flat(tensor.detach()).cpu() for tensor in clipped])
+        sizes = [tensor.numel() for tensor in clipped]
+        runs = _runs(sizes, stds)
+        private = torch.empty_like(flat)
+        for start in range(0, sum(sizes), _BLOCK):
+            block = flat[start : start + _BLOCK].to(torch.float64, copy=True)
+            noise = torch.from_numpy(self._randomness.normal(block.numel()))
+            for begin, end, std in runs:
+                if begin < start + _BLOCK and end > start:
+                    part = slice(max(begin - start, 0), end - start)
+                    block[part].add_(noise[part], alpha=std)
+            private[start : start + _BLOCK] = block.div_(self._batch_size)
+        return [_unflat(p, t) for p, t in zip(private.split_with_sizes(sizes), clipped, strict=True)]
+
+
+def _runs(sizes: Iterable[int], stds: Iterable[float]) -> list[tuple[int, int, float]]:
+    """(begin, end, std) of the stretches of one long vector that have the same std.
+
+    >>> _runs([3, 4, 2], [0.5, 0.5, 0.1])
+    [(0, 7, 0.5), (7, 9, 0.1)]
+    """
+    runs: list[tuple[int, int, float]] = []
+    end = 0
+    for size, std in zip(sizes, stds, strict=True):
+        begin = runs.pop()[0] if runs and runs[-1][2] == std else end
+        end += size
+        runs.append((begin, end, std))
+    return runs
+
+
+def _axes(tensor: Tensor) -> list[int]:
+    """The axes in the order of the memory, the one with the longest stride first."""
+    return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor in the order of its memory."""
+    return tensor.view(-1) if tensor.is_contiguous() else tensor.permute(_axes(tensor)).reshape(-1)
+
+
+def _unflat(flat: Tensor, like: Tensor) -> Tensor:
+    """The opposite of `_flat`: on the device and of the type of `like`, and with its axes in the same order in memory."""
+    flat = flat.to(like.device, like.dtype)
+    if like.is_contiguous():
+        return flat.view(like.shape)
+    axes = _axes(like)
+    return flat.view([like.shape[axis] for axis in axes]).permute(sorted(range(like.dim()), key=axes.__getitem__))

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -32,8 +33,9 @@ from tacit.training.directory import RunDirectory
 from tacit.training.examples import Examples, Indices, as_examples, channels_last, shares_memory
 from tacit.training.progress import Reporter, progress_of
 
-_CHECKPOINT_SECONDS = 60.0
-_EVALUATION_BATCH = 512
+_CHECKPOINT_SECONDS = 60.0  # between checkpoints within an epoch
+_SAVING, _ACCOUNTING = 0.01, 0.05  # the most of a run's time that checkpoints, and epsilon along the way, may take
+_EVALUATION_BATCH, _EVALUATION_NUMBERS = 512, 400_000  # examples, and on a CPU numbers of their inputs, at once
 _PROBED = 32  # examples on which the engine tries whether any layer mixes them
 
 
@@ -96,6 +98,8 @@ class PrivateTrainer:
         self._mechanism: GaussianMechanism | None = None
         self._randomness: Randomness | None = None
         self._seconds = 0.0
+        self._physical_batch_size: int | None = None
+        self._saving, self._accounting = _Chore(_SAVING), _Chore(_ACCOUNTING)
         self._stop_requested = False
         if self.directory is not None:
             self.directory.check(resume=resume)
@@ -136,8 +140,9 @@ class PrivateTrainer:
             ledger.record_disclosure("the accuracy on training examples")
         sampler = self.plan.sampler(len(examples), randomness)
         epochs = round(self.plan.steps * self.plan.sample_rate, 1)
+        self._physical_batch_size = None
         history: list[dict[str, Any]] = []
-        started, saved = time.monotonic() - self._seconds, self._seconds
+        started = time.monotonic() - self._seconds
         with (
             self._stopping_cleanly(),
             progress_of(self.plan.steps, first=mechanism.next_step, epochs=epochs, show=progress) as reporter,
@@ -148,13 +153,11 @@ class PrivateTrainer:
                 self._seconds = time.monotonic() - started
                 step = mechanism.next_step
                 reporter.step(step)
-                if _ends_epoch(step, self.plan.sample_rate) or mechanism.steps_left == 0:
+                ends, last = _ends_epoch(step, self.plan.sample_rate), mechanism.steps_left == 0
+                if ends or last:
                     history.append(self._measure(examples, indices, held_out, reporter))
+                if last or self._stop_requested or self._saving.due(0.0 if ends else _CHECKPOINT_SECONDS):
                     self._save()
-                    saved = self._seconds
-                elif self._stop_requested or self._seconds - saved > _CHECKPOINT_SECONDS:
-                    self._save()
-                    saved = self._seconds
                 if self._stop_requested and mechanism.steps_left > 0:
                     self._certify()
                     raise Interrupted
@@ -219,8 +222,10 @@ class PrivateTrainer:
         """The batch in pieces that fit in memory, made only when they are needed."""
         if len(indices) == 0:
             return
-        inputs, targets = examples.batch(indices[:_PROBED], self.device)
-        size = self._gradient.physical_batch_size_for(channels_last(inputs), targets)
+        if self._physical_batch_size is None:
+            inputs, targets = examples.batch(indices[:_PROBED], self.device)
+            self._physical_batch_size = self._gradient.physical_batch_size_for(channels_last(inputs), targets)
+        size = self._physical_batch_size
         for start in range(0, len(indices), size):
             inputs, targets = examples.batch(indices[start : start + size], self.device)
             yield channels_last(inputs), targets
@@ -244,13 +249,16 @@ class PrivateTrainer:
     ) -> dict[str, Any]:
         assert self._ledger is not None
         step = self._ledger.releases
-        spent = epsilon_of(self.plan.sample_rate, released_levels(self._ledger.entries), self.delta, coarse=True)
         row: dict[str, Any] = {
             "step": step,
             "epoch": round(step * self.plan.sample_rate, 2),
-            "epsilon": spent if math.isfinite(spent) else None,
             "seconds": round(self._seconds, 2),
         }
+        if step == self.plan.steps or self._accounting.due():
+            with self._accounting:
+                levels = released_levels(self._ledger.entries)
+                spent = epsilon_of(self.plan.sample_rate, levels, self.delta, coarse=True)
+            row["epsilon"] = spent if math.isfinite(spent) else None
         if held_out is not None:
             row["test_accuracy"], row["test_loss"] = evaluate(self.model, held_out, self.loss)
         if self.show_training_loss:
@@ -275,7 +283,9 @@ class PrivateTrainer:
             schedule = self.learning_rate_schedule.state_dict()
             state["learning_rate_schedule"] = pack(schedule, tensors, "learning_rate_schedule")
         covered = {"entries": len(self._ledger.entries), "head": self._ledger.head}
-        save_tensors(self.directory.checkpoint, tensors, {"ledger": covered, "seconds": self._seconds, "state": state})
+        facts = {"ledger": covered, "seconds": self._seconds, "state": state}
+        with self._saving:
+            save_tensors(self.directory.checkpoint, tensors, facts)
 
     def _load_or_begin(self) -> None:
         assert self.directory is not None
@@ -346,6 +356,34 @@ class PrivateTrainer:
                 signal.signal(number, handler)
 
 
+class _Chore:
+    """Something that may take a share of a run's time and no more: it is due again when what it last took is earned.
+
+    >>> chore = _Chore(share=0.5)
+    >>> with chore:
+    ...     time.sleep(0.01)
+    >>> chore.due()
+    False
+    >>> time.sleep(0.02)
+    >>> chore.due(), chore.due(at_least=60.0)
+    (True, False)
+    """
+
+    def __init__(self, share: float) -> None:
+        self._share, self._cost, self._done = share, 0.0, time.monotonic()
+
+    def due(self, at_least: float = 0.0) -> bool:
+        """Whether it may be done now, and was last done so many seconds ago."""
+        return time.monotonic() - self._done >= max(self._cost / self._share, at_least)
+
+    def __enter__(self) -> None:
+        self._done = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        begun, self._done = self._done, time.monotonic()
+        self._cost = self._done - begun
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, dataset: Any, loss: PerExampleLoss) -> tuple[float, float]:
     """Accuracy and mean loss over a data set, exactly. On training data, the result is private.
@@ -361,9 +399,10 @@ def evaluate(model: nn.Module, dataset: Any, loss: PerExampleLoss) -> tuple[floa
     model.eval()
     try:
         right, total = 0, 0.0
-        for start in range(0, len(examples), _EVALUATION_BATCH):
-            chosen = range(start, min(start + _EVALUATION_BATCH, len(examples)))
-            inputs, targets = examples.batch(list(chosen), device)
+        size = _evaluation_batch(examples, device)
+        for start in range(0, len(examples), size):
+            chosen = np.arange(start, min(start + size, len(examples)))
+            inputs, targets = examples.batch(chosen, device)
             outputs = model(channels_last(inputs))
             right += int((outputs.argmax(dim=1) == targets).sum())
             total += float(loss(outputs, targets).sum())
@@ -371,6 +410,19 @@ def evaluate(model: nn.Module, dataset: Any, loss: PerExampleLoss) -> tuple[floa
         for module, training in modes:
             module.training = training
     return right / len(examples), total / len(examples)
+
+
+def _evaluation_batch(examples: Examples, device: torch.device) -> int:
+    """How many examples to evaluate at once: on a CPU, activations of more than a few large ones leave the cache.
+
+    >>> _evaluation_batch(as_examples((torch.zeros(900, 3, 32, 32), torch.zeros(900))), torch.device("cpu"))
+    130
+    """
+    if device.type != "cpu":
+        return _EVALUATION_BATCH
+    leaves = torch.utils._pytree.tree_leaves(examples.batch(np.arange(1), device)[0])
+    numbers = sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
+    return max(32, min(_EVALUATION_BATCH, _EVALUATION_NUMBERS // max(numbers, 1)))
 
 
 @torch.no_grad()
