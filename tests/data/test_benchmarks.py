@@ -142,3 +142,15 @@ def test_every_entry_states_its_constants_and_its_files():
         assert known.name == "digits" or known.mirrors or known.archive
         for file in known.files:
             assert known.archive or len(file.sha256) == 64
+
+
+def test_the_digits_are_those_of_scikit_learn_wherever_its_file_lies(monkeypatch):
+    from sklearn import datasets
+
+    from tacit.data import benchmarks
+
+    values, labels = datasets.load_digits(return_X_y=True)
+    table = benchmarks._digits_table()
+    assert (table == np.column_stack([values, labels])).all()
+    monkeypatch.setattr(benchmarks.importlib.util, "find_spec", lambda name: None)
+    assert (benchmarks._digits_table() == table).all()

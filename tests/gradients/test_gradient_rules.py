@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from tacit.gradients import ClippedGradient, reference
+from tacit.gradients import ClippedGradient, kernels, reference
 from tacit.gradients.standardized import WeightStandardizedConv2d
 from tacit.privacy.clipping import Flat, Grouped, clip_factors
 from tacit.privacy.mechanism import ClippedSum
@@ -228,7 +228,10 @@ def test_every_rule_agrees_with_the_reference(layer: str, engine: str, data: st.
     bound = max(float(norms.median()), 1e-3)  # clips about half of the examples
     clipping = clipping_of(kind, model, bound)
     expected = reference.clipped_sum(model, loss, clipping, inputs, targets)
-    found = ClippedGradient(model, loss=loss, clipping=clipping, engine=engine)(inputs, targets)
+    with pytest.MonkeyPatch.context() as patch:
+        if data.draw(st.booleans(), "without compiled kernels"):
+            patch.setattr(kernels, "_kernels", None)
+        found = ClippedGradient(model, loss=loss, clipping=clipping, engine=engine)(inputs, targets)
     by_subtraction = engine == "instantiate" and layer == "conv2d standardized"  # its norms have an allowance too
     if (engine in ("rules", "ghost") or by_subtraction) and dtype == torch.float32:
         allowed = rounding_allowed(model, inputs, targets)

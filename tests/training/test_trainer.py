@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import signal
+import time
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from tacit.data import load
 from tacit.privacy import Flat, Grouped, PrivacyPlan, UserError, read_ledger, verify
 from tacit.privacy.schedules import Constant, Linear
 from tacit.training import Interrupted
+from tacit.training import trainer as training
 from tacit.training.trainer import evaluate
 
 CROSS_ENTROPY = nn.CrossEntropyLoss(reduction="none")
@@ -356,3 +358,66 @@ def test_a_model_in_half_precision_is_updated_by_sums_in_full_precision():
     private = trainer.step((inputs.bfloat16(), targets))
     assert {gradient.dtype for gradient in private.gradients.values()} == {torch.float32}
     assert trainer.model.weight.dtype == torch.bfloat16
+
+
+class _Counted:
+    """A data set that counts how often, and for how many examples, it is asked."""
+
+    def __init__(self, data):
+        self.data, self.asked = data, []
+
+    def __len__(self):
+        return len(self.data[0])
+
+    def batch(self, indices=None, device="cpu"):
+        self.asked.append(len(indices))
+        return self.data[0][indices], self.data[1][indices]
+
+
+def test_examples_are_gathered_once_a_step_but_for_one_look_at_the_first_batch():
+    plan, data = plan_of(steps=10), _Counted(blobs())
+    trainer = trainer_of(plan)
+    trainer.fit(data)
+    assert data.asked[0] == 32
+    assert len(data.asked) == 1 + plan.steps
+
+
+def test_epsilon_and_a_checkpoint_are_there_at_the_end_however_long_they_take(tmp_path, monkeypatch):
+    """Both may take a small share of a run's time; where they would take more, only the last epoch has them."""
+    saved, accounted = [], []
+    save, account = training.save_tensors, training.epsilon_of
+
+    def slow_save(path, tensors, facts):
+        if facts:  # not the finished model
+            saved.append(facts["ledger"]["entries"])
+        time.sleep(0.3 if len(saved) == 1 else 0)
+        save(path, tensors, facts)
+
+    def slow_account(rate, levels, delta, **options):
+        accounted.append(sum(count for _, count in levels))
+        time.sleep(0.5 if len(accounted) == 1 else 0)
+        return account(rate, levels, delta, **options)
+
+    monkeypatch.setattr(training, "save_tensors", slow_save)
+    monkeypatch.setattr(training, "epsilon_of", slow_account)
+    history = trainer_of(run_directory=tmp_path / "run").fit(blobs(), validate_on=blobs(seed=1))
+    assert ["epsilon" in row for row in history] == [True, False, False, False, True]
+    assert all("test_accuracy" in row for row in history)
+    assert accounted == [4, 20]
+    assert history[-1]["epsilon"] == pytest.approx(verify(tmp_path / "run")["epsilon"], rel=1e-2)
+    # after the opening of the ledger, and after its twentieth release
+    assert saved == [1, 21]
+    monkeypatch.undo()
+    again = trainer_of(run_directory=tmp_path / "run", resume=True)
+    assert again.fit(blobs(), validate_on=blobs(seed=1)) == []
+
+
+def test_a_checkpoint_that_costs_little_is_made_every_epoch(tmp_path, monkeypatch):
+    saved = []
+    save = training.save_tensors
+    monkeypatch.setattr(training, "_SAVING", 1e9)
+    monkeypatch.setattr(
+        training, "save_tensors", lambda path, tensors, facts: (saved.append(facts), save(path, tensors, facts))
+    )
+    trainer_of(run_directory=tmp_path / "run").fit(blobs())
+    assert [facts["ledger"]["entries"] - 1 for facts in saved if facts] == [0, 4, 8, 12, 16, 20]

@@ -46,7 +46,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
     """Tensors and JSON facts in one safetensors file, replaced atomically."""
-    plain = {name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()}
+    plain = {
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
+    }
     write_atomically(path, save(plain, metadata={"tacit": json.dumps(facts)}))
 
 

@@ -359,14 +359,11 @@ class PrivateTrainer:
 class _Chore:
     """Something that may take a share of a run's time and no more: it is due again when what it last took is earned.
 
-    >>> chore = _Chore(share=0.5)
-    >>> with chore:
-    ...     time.sleep(0.01)
-    >>> chore.due()
-    False
-    >>> time.sleep(0.02)
-    >>> chore.due(), chore.due(at_least=60.0)
-    (True, False)
+    >>> frugal, lavish = _Chore(share=1e-9), _Chore(share=1e9)
+    >>> with frugal, lavish:
+    ...     time.sleep(0.001)
+    >>> frugal.due(), lavish.due(), lavish.due(at_least=60.0)
+    (False, True, False)
     """
 
     def __init__(self, share: float) -> None:

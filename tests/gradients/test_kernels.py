@@ -1,0 +1,195 @@
+"""The compiled kernels against PyTorch: every instruction set, every shape of tile, every example by itself."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from tacit.gradients import ClippedGradient, kernels, reference
+from tacit.models import cifar_cnn, resnet
+from tacit.privacy.clipping import Flat
+
+pytestmark = pytest.mark.skipif(kernels._kernels is None, reason="the kernels were not built on this machine")
+SLOW = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(params=["any", "avx2", "avx512"])
+def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
+    try:
+        kernels._kernels.use(request.param)
+    except ValueError:
+        pytest.skip(f"this processor has no {request.param}")
+    yield request.param
+    kernels._kernels.use(None)
+
+
+@st.composite
+def convolutions(draw: Callable, *, apart: bool = True) -> tuple[nn.Conv2d, Tensor, Tensor]:
+    """A layer in double precision, images, and output gradients; channels that fill vectors and that do not, maps of one block and
+    of several."""
+    channels = draw(st.sampled_from([1, 2, 3, 5, 8, 16, 32, 48]))
+    outputs = draw(st.sampled_from([1, 3, 8, 16, 17, 31, 32, 40, 64]))
+    kernel = draw(st.sampled_from([(1, 1), (3, 3), (2, 4), (5, 1), (1, 6)]))
+    stride = draw(st.sampled_from([(1, 1), (2, 2), (1, 3)])) if apart else (1, 1)
+    padding = draw(st.sampled_from([(0, 0), (1, 1), (2, 0), (1, 3)]))
+    size = [draw(st.integers(max(1, k - 2 * p), 20 if apart else 9)) for k, p in zip(kernel, padding)]
+    layer = nn.Conv2d(channels, outputs, kernel, stride, padding, bias=False).double()
+    torch.manual_seed(draw(st.integers(0, 1000)))
+    images = torch.randn(draw(st.integers(1, 3)), channels, *size, dtype=torch.float64)
+    return layer, images, torch.randn_like(layer(images)).detach()
+
+
+def exact(layer: nn.Conv2d, images: Tensor, gradients: Tensor) -> Tensor:
+    rows = [
+        torch.autograd.grad(layer(image.unsqueeze(0)), layer.weight, gradient.unsqueeze(0))[0]
+        for image, gradient in zip(images, gradients)
+    ]
+    return torch.stack(rows)
+
+
+def geometry(layer: nn.Conv2d) -> kernels.Geometry:
+    return kernels.Geometry(layer.kernel_size, layer.stride, layer.padding)
+
+
+def close(found: Tensor, expected: Tensor, size: Tensor | float = 1.0) -> None:
+    assert ((found.double() - expected).abs() <= 2e-5 * (size + expected.abs())).all()
+
+
+@SLOW
+@given(case=convolutions(), turned=st.booleans())
+def test_gradients_and_their_sums(instructions: str, case: tuple[nn.Conv2d, Tensor, Tensor], turned: bool) -> None:
+    layer, images, gradients = case
+    expected, direction = exact(layer, images, gradients), torch.randn_like(layer.weight)
+    laid_out = torch.channels_last if turned else torch.contiguous_format
+    x, g = (tensor.float().contiguous(memory_format=laid_out) for tensor in (images, gradients))
+    found = kernels.conv_gradients(x, g, geometry(layer), direction.float())
+    size = expected.abs().amax() + 1
+    close(found.gradients, expected, size)
+    close(found.bias, gradients.sum(dim=(2, 3)), size)
+    scale = expected.square().sum(dim=(1, 2, 3, 4), keepdim=True)[..., 0, 0, 0] + size
+    close(found.squares, expected.square().sum(dim=(2, 3, 4)), scale)
+    close(found.totals, expected.sum(dim=(2, 3, 4)), scale)
+    close(found.along, (expected * direction).sum(dim=(2, 3, 4)), scale)
+    plain = kernels.conv_gradients(x, g, geometry(layer))
+    assert torch.equal(plain.gradients, found.gradients)
+    assert torch.equal(plain.squares, found.squares)
+
+
+@SLOW
+@given(case=convolutions(apart=False), scaled=st.booleans())
+def test_norms_without_gradients(instructions: str, case: tuple[nn.Conv2d, Tensor, Tensor], scaled: bool) -> None:
+    layer, images, gradients = case
+    scale = torch.rand(layer.out_channels) + 0.5 if scaled else torch.ones(layer.out_channels)
+    expected = exact(layer, images, gradients)
+    outputs = layer(images).detach()
+    found = kernels.conv_norms(
+        images.float(),
+        gradients.float(),
+        geometry(layer),
+        scale=scale if scaled else None,
+        outputs=outputs.float(),
+    )
+    norms = (expected * scale.double().view(-1, 1, 1, 1)).square().sum(dim=(1, 2, 3, 4))
+    assert ((found.squares - norms).abs() <= 4 * torch.finfo(torch.float32).eps * found.size + 1e-6 * norms).all()
+    sizes = F.conv2d(
+        images.square().sum(dim=1, keepdim=True), images.new_ones(1, 1, *layer.kernel_size), padding=layer.padding
+    )
+    weights = (gradients * scale.view(-1, 1, 1)).square().sum(dim=(1, 2, 3))
+    close(found.size, sizes.sum(dim=(1, 2, 3)) * weights, sizes.amax())
+    size = expected.abs().amax() * layer.weight[0].numel() + 1
+    close(found.bias, gradients.sum(dim=(2, 3)), size)
+    close(found.totals, expected.sum(dim=(2, 3, 4)), size)
+    close(found.along, (gradients * outputs).sum(dim=(2, 3)), size)
+
+
+@SLOW
+@given(
+    channels=st.sampled_from([1, 2, 6, 16, 20, 48, 64]), size=st.integers(1, 9), far=st.sampled_from([0.0, 30.0]),
+    divide=st.booleans(),
+)  # fmt: skip
+def test_normalisation_gradients(instructions: str, channels: int, size: int, far: float, divide: bool) -> None:
+    torch.manual_seed(channels * size)
+    groups = channels // 2 if divide and channels % 2 == 0 else 1
+    if channels // groups * size * size == 1:
+        return  # a single number has no spread
+    images = torch.randn(3, channels, size, size) + far * torch.randn(1, channels, 1, 1)
+    gradients = torch.randn(3, channels, size, size)
+    weight, bias = kernels.norm_gradients(images, gradients, groups, 1e-5)
+    normalised = F.group_norm(images.double(), groups, eps=1e-5)
+    close(weight, (gradients * normalised).sum(dim=(2, 3)), 10 * size)
+    close(bias, gradients.double().sum(dim=(2, 3)), 10 * size)
+
+
+def test_an_example_that_is_not_finite_stays_in_its_row(instructions: str) -> None:
+    torch.manual_seed(0)
+    x, g = torch.randn(3, 16, 6, 6), torch.randn(3, 32, 6, 6)
+    where = kernels.Geometry((3, 3), (1, 1), (1, 1))
+    clean = kernels.conv_gradients(x, g, where), kernels.conv_norms(x, g, where), kernels.norm_gradients(x, x, 4, 1e-5)
+    x[1, 3, 2, 2] = float("nan")
+    dirty = kernels.conv_gradients(x, g, where), kernels.conv_norms(x, g, where), kernels.norm_gradients(x, x, 4, 1e-5)
+    for row in (0, 2):
+        assert torch.equal(clean[0].gradients[row], dirty[0].gradients[row])
+        assert torch.equal(clean[1].squares[row], dirty[1].squares[row])
+        assert torch.equal(clean[2][0][row], dirty[2][0][row])
+    assert not dirty[0].squares[1].isfinite().all()
+    assert not dirty[1].squares[1].isfinite()
+    assert not dirty[2][0][1].isfinite().all()
+
+
+def test_results_do_not_depend_on_threads_or_neighbours(instructions: str) -> None:
+    """Row i of a batch is bit for bit what example i gives alone."""
+    torch.manual_seed(0)
+    x, g, where = torch.randn(5, 16, 18, 18), torch.randn(5, 16, 18, 18), kernels.Geometry((3, 3), (1, 1), (1, 1))
+    together = kernels.conv_gradients(x, g, where)
+    norms = kernels.conv_norms(x, g, where)
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(3)
+        assert torch.equal(kernels.conv_gradients(x, g, where).gradients, together.gradients)
+    finally:
+        torch.set_num_threads(threads)
+    for i in range(5):
+        alone = kernels.conv_gradients(x[i : i + 1], g[i : i + 1], where)
+        assert torch.equal(alone.gradients[0], together.gradients[i])
+        assert torch.equal(kernels.conv_norms(x[i : i + 1], g[i : i + 1], where).squares[0], norms.squares[i])
+
+
+@pytest.mark.parametrize("engine", ["rules", "ghost", "instantiate"])
+@pytest.mark.parametrize("net", ["plain", "residual"])
+def test_whole_nets_give_the_same_with_and_without_kernels(
+    net: str, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    model = cifar_cnn((3, 16, 16), 10, widths=(16, 32)) if net == "plain" else resnet((3, 16, 16), 10)
+    model = model.to(memory_format=torch.channels_last)
+    inputs, targets = torch.randn(6, 3, 16, 16).contiguous(memory_format=torch.channels_last), torch.arange(6)
+    loss = nn.CrossEntropyLoss(reduction="none")
+    expected = reference.clipped_sum(model, loss, Flat(0.5), inputs, targets)
+    for compiled in (True, False):
+        if not compiled:
+            monkeypatch.setattr(kernels, "_kernels", None)
+        found = ClippedGradient(model, loss=loss, clipping=Flat(0.5), engine=engine)(inputs, targets)
+        torch.testing.assert_close(found.norms, expected.norms, rtol=1e-3, atol=0)
+        torch.testing.assert_close(dict(found.gradients), dict(expected.gradients), rtol=1e-3, atol=2e-4)
+
+
+def test_the_kernels_can_be_turned_off() -> None:
+    script = "from tacit.gradients import kernels; print(kernels.instruction_set())"
+    for value, expected in (("off", "None"), ("", kernels.instruction_set())):
+        done = subprocess.run(
+            [sys.executable, "-c", script],
+            env={**os.environ, "TACIT_KERNELS": value},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert done.stdout.strip() == expected
