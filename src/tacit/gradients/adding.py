@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -55,11 +58,16 @@ class Adding:
         self._small: dict[int, dict[str, Tensor]] = {}  # by group
         self._squares: list[tuple[int, Tensor]] = []  # each with its group
 
+    def _full_precision(self) -> AbstractContextManager[Any]:
+        """Whatever precision the model runs in: norms and sums in half precision would not keep the sensitivity."""
+        if torch.is_autocast_enabled(self._device.type):
+            return torch.autocast(self._device.type, enabled=False)
+        return nullcontext()  # which takes no time
+
     def take(self, name: str, uses: list[Contribution]) -> None:
         """All that one parameter's gradient consists of."""
         group = self._group_of[name]
-        # Whatever precision the model runs in: norms and sums in half precision would not keep the sensitivity.
-        with torch.autocast(self._device.type, enabled=False):
+        with self._full_precision():
             way = None
             if len(uses) == 1:
                 way = uses[0].ghost if is_ghost(uses, self._strategy) else uses[0].held
@@ -76,7 +84,7 @@ class Adding:
 
     def finish(self) -> tuple[Sums | None, Tensor]:
         """(sums by parameter, norms before clipping); no sums if a norm is not finite, since 0 times infinity is not 0."""
-        with torch.autocast(self._device.type, enabled=False):
+        with self._full_precision():
             beside = {
                 group: torch.cat([g.flatten(1) for g in found.values()], 1) for group, found in self._small.items()
             }

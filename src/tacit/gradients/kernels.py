@@ -121,7 +121,9 @@ def conv_gradients(x: Tensor, g: Tensor, geometry: Geometry, direction: Tensor |
     assert batch == same_batch
     # Vectors of up to 16 numbers run along the output channels, or along a row of the window if they fill them better.
     across = out % 32 != 0 and geometry.kernel[1] * channels % 16 == 0
-    gradients = torch.empty(batch, *((out, *geometry.kernel, channels) if across else (*geometry.kernel, channels, out)))
+    gradients = torch.empty(
+        batch, *((out, *geometry.kernel, channels) if across else (*geometry.kernel, channels, out))
+    )
     sums = torch.empty(batch, 2 if direction is None else 4, out)
     if direction is not None:
         assert direction.shape == (out, channels, *geometry.kernel)

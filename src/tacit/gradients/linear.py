@@ -7,6 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from tacit.gradients import kernels
 from tacit.gradients.contribution import Add, Contribution, ghost_is_cheaper, rounding_allowance, squared_norms
 
 
@@ -29,14 +30,19 @@ def linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> dict[str, Co
     a, g = inputs.flatten(1, -2) if inputs.dim() > 2 else inputs.unsqueeze(1), gradients
     g = g.flatten(1, -2) if g.dim() > 2 else g.unsqueeze(1)
     positions = a.shape[1]
+    # Several positions are a row of pixels, and the layer a convolution with a kernel of one.
+    compiled = positions > 1 and kernels.usable(_row(a), _row(g))
     cheaper = ghost_is_cheaper(
         positions=positions,
         inputs=module.in_features,
         outputs=module.out_features,
         gram=positions**2 * (module.in_features + module.out_features),
+        compiled=compiled,
     )
+    ghost = partial(_ghost_compiled if compiled else _ghost, a, g)
+    held = partial(_held_compiled, a, g) if compiled else None
     return {
-        "weight": Contribution(lambda: g.transpose(1, 2) @ a, partial(_ghost, a, g), ghost_is_cheaper=cheaper),
+        "weight": Contribution(lambda: g.transpose(1, 2) @ a, ghost, held, cheaper),
         "bias": Contribution(lambda: g.sum(dim=1)),
     }
 
@@ -47,9 +53,31 @@ def _ghost(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
     else:
         gram = (a @ a.transpose(1, 2)).mul_(g @ g.transpose(1, 2)).sum(dim=(1, 2))
         squares = gram.clamp(min=0) + rounding_allowance(a, g)
+    return squares, partial(_second_pass, a, g)
 
-    def second_pass(factors: Tensor) -> Tensor:
-        scaled = g * factors.to(g.dtype)[:, None, None]
-        return torch.mm(scaled.flatten(0, 1).t(), a.flatten(0, 1))
 
-    return squares, second_pass
+def _second_pass(a: Tensor, g: Tensor, factors: Tensor) -> Tensor:
+    scaled = g * factors.to(g.dtype)[:, None, None]
+    return torch.mm(scaled.flatten(0, 1).t(), a.flatten(0, 1))
+
+
+_ONE = kernels.Geometry((1, 1), (1, 1), (0, 0))
+
+
+def _row(a: Tensor) -> Tensor:
+    return a.unsqueeze(1).permute(0, 3, 1, 2)
+
+
+def _held_compiled(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
+    found = kernels.conv_gradients(_row(a), _row(g), _ONE)
+
+    def add(factors: Tensor) -> Tensor:
+        return found.weighted_sum(factors)[:, :, 0, 0]
+
+    return found.squares.sum(dim=1, dtype=torch.float64), add
+
+
+def _ghost_compiled(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
+    found = kernels.conv_norms(_row(a), _row(g), _ONE)
+    allowance = 4 * torch.finfo(torch.float32).eps * found.size
+    return found.squares.clamp(min=0) + allowance, partial(_second_pass, a, g)
