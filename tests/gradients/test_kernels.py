@@ -129,6 +129,17 @@ def test_normalisation_gradients(instructions: str, channels: int, size: int, fa
     close(bias, gradients.double().sum(dim=(2, 3)), 10 * size)
 
 
+@SLOW
+@given(width=st.sampled_from([2, 5, 16, 31, 64]), positions=st.integers(1, 9), far=st.sampled_from([0.0, 30.0]))
+def test_layer_normalisation_gradients(instructions: str, width: int, positions: int, far: float) -> None:
+    torch.manual_seed(width * positions)
+    inputs, gradients = torch.randn(3, positions, width) + far, torch.randn(3, positions, width)
+    weight, bias = kernels.layer_norm_gradients(inputs, gradients, 1e-5)
+    normalised = F.layer_norm(inputs.double(), [width], eps=1e-5)
+    close(weight, (gradients * normalised).sum(dim=1), 10 * positions)
+    close(bias, gradients.double().sum(dim=1), 10 * positions)
+
+
 def test_an_example_that_is_not_finite_stays_in_its_row(instructions: str) -> None:
     torch.manual_seed(0)
     x, g = torch.randn(3, 16, 6, 6), torch.randn(3, 32, 6, 6)

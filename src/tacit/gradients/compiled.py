@@ -19,7 +19,7 @@ def fits(module: nn.Module, inputs: Tensor, gradients: Tensor) -> bool:
     False
     """
     plain = isinstance(module, nn.Conv2d) and module.groups == 1 and set(module.dilation) == {1}
-    return plain and kernels.usable(inputs, gradients)
+    return plain and inputs.dim() == 4 and kernels.usable(inputs, gradients)
 
 
 class CompiledConv:

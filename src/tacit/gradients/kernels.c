@@ -101,10 +101,11 @@ typedef struct {
     const char *name;
     ConvExample conv, conv_across;
     GhostExample ghost;
-    NormExample norm;
+    NormExample norm, layer_norm;
 } Version;
 
-#define VERSION(set) {#set, conv_example_##set, conv_example_across_##set, ghost_example_##set, norm_example_##set}
+#define VERSION(set) \
+    {#set, conv_example_##set, conv_example_across_##set, ghost_example_##set, norm_example_##set, layer_norm_example_##set}
 static const Version versions[] = {
     VERSION(any),
 #if defined(__x86_64__)
@@ -225,13 +226,14 @@ static PyObject *norm_gradients(PyObject *self, PyObject *args)
 {
     Norm s;
     Py_ssize_t x_at, g_at, weight_at, bias_at;
-    int threads;
+    int threads;  /* no groups: a layer normalisation */
     if (!PyArg_ParseTuple(args, "nnnn(llll)di", &x_at, &g_at, &weight_at, &bias_at, &s.batch, &s.positions, &s.channels, &s.groups,
                           &s.eps, &threads))
         return NULL;
     const float *x = (const float *)x_at, *g = (const float *)g_at;
     float *weight = (float *)weight_at, *bias = (float *)bias_at;
     const long map = s.positions * s.channels;
+    const NormExample example = s.groups ? chosen.norm : chosen.layer_norm;
     int failed = 0;
     Py_BEGIN_ALLOW_THREADS
 #pragma omp parallel num_threads(threads) reduction(| : failed)
@@ -241,7 +243,7 @@ static PyObject *norm_gradients(PyObject *self, PyObject *args)
 #pragma omp for schedule(dynamic)
         for (long i = 0; i < s.batch; i++)
             if (scratch)
-                chosen.norm(&s, x + i * map, g + i * map, weight + i * s.channels, bias + i * s.channels, scratch);
+                example(&s, x + i * map, g + i * map, weight + i * s.channels, bias + i * s.channels, scratch);
         free(scratch);
     }
     Py_END_ALLOW_THREADS
@@ -263,7 +265,7 @@ static PyObject *use(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"conv_gradients", conv_gradients, METH_VARARGS, "Per-example weight gradients of a convolution, and sums over them."},
     {"conv_norms", conv_norms, METH_VARARGS, "Squared norms of per-example weight gradients, by Gram matrices."},
-    {"norm_gradients", norm_gradients, METH_VARARGS, "Per-example gradients of a group normalisation's weight and bias."},
+    {"norm_gradients", norm_gradients, METH_VARARGS, "Per-example gradients of a normalisation's weight and bias."},
     {"use", use, METH_VARARGS, "Use the version for this instruction set (the best one if None); its name."},
     {NULL, NULL, 0, NULL},
 };

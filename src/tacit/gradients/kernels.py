@@ -37,7 +37,7 @@ def instruction_set() -> str | None:
 
 
 def usable(*tensors: Tensor) -> bool:
-    """Whether the kernels can take these: float32 images on the CPU, and kernels that were built.
+    """Whether the kernels can take these: float32, on the CPU, not empty, and kernels that were built.
 
     *Guarantee.* A matter of speed alone.
 
@@ -45,7 +45,7 @@ def usable(*tensors: Tensor) -> bool:
     False
     """
     return _kernels is not None and all(
-        t.dtype == torch.float32 and t.device.type == "cpu" and t.dim() == 4 and t.numel() > 0 for t in tensors
+        t.dtype == torch.float32 and t.device.type == "cpu" and t.numel() > 0 for t in tensors
     )
 
 
@@ -217,7 +217,7 @@ def conv_norms(
 
 
 def norm_gradients(x: Tensor, g: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
-    """Per-example gradients of the weight and the bias of a group normalisation, [batch, channels] each.
+    """Per-example gradients of the weight and the bias of a group normalisation of images, [batch, channels] each.
 
     *Guarantee.* Row i comes from row i of `x` and `g` alone.
 
@@ -225,20 +225,29 @@ def norm_gradients(x: Tensor, g: Tensor, groups: int, eps: float) -> tuple[Tenso
     ...     x, g = torch.tensor([[[[1.0]], [[3.0]]]]), torch.tensor([[[[5.0]], [[7.0]]]])
     ...     assert norm_gradients(x, g, 1, 0.0)[0].tolist() == [[-5.0, 7.0]]
     """
-    x, g = _dense(x), _dense(g)
+    assert groups > 0
+    assert x.shape[1] % groups == 0
+    return _norm_gradients(_dense(x), _dense(g), (len(x), x.shape[2] * x.shape[3], x.shape[1], groups), eps)
+
+
+def layer_norm_gradients(x: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """The same for a layer normalisation of [batch, positions, features].
+
+    *Guarantee.* Row i comes from row i of `x` and `g` alone.
+
+    >>> if usable(torch.zeros(1, 1, 1, 1)):
+    ...     x, g = torch.tensor([[[1.0, 3.0]]]), torch.tensor([[[5.0, 7.0]]])
+    ...     assert layer_norm_gradients(x, g, 0.0)[0].tolist() == [[-5.0, 7.0]]
+    """
+    return _norm_gradients(x.contiguous(), g.contiguous(), (*x.shape, 0), eps)
+
+
+def _norm_gradients(x: Tensor, g: Tensor, sizes: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor]:
     assert x.shape == g.shape
-    batch, channels, height, width = x.shape
-    assert channels % groups == 0
+    batch, _, channels, _ = sizes
     weight, bias = torch.empty(batch, channels), torch.empty(batch, channels)
-    _kernels.norm_gradients(
-        x.data_ptr(),
-        g.data_ptr(),
-        weight.data_ptr(),
-        bias.data_ptr(),
-        (batch, height * width, channels, groups),
-        eps,
-        torch.get_num_threads(),
-    )
+    places = (tensor.data_ptr() for tensor in (x, g, weight, bias))
+    _kernels.norm_gradients(*places, sizes, eps, torch.get_num_threads())
     return weight, bias
 
 

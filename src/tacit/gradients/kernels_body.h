@@ -430,4 +430,43 @@ TARGET static void NAME(norm_example)(const Norm *s, const float *x, const float
     }
 }
 
+/* The same for a layer normalisation: every position is normalised by itself, over its channels. */
+TARGET static void NAME(layer_norm_example)(const Norm *s, const float *x, const float *g, float *weight, float *bias,
+                                            double *scratch)
+{
+    (void)scratch;
+    const long channels = s->channels, whole = channels / LANES * LANES;
+    for (long k = 0; k < channels; k++)
+        weight[k] = bias[k] = 0;
+    for (long p = 0; p < s->positions; p++, x += channels, g += channels) {
+        float mean = 0, spread = 0;
+        VECTOR sums = {0}, squares = {0};
+        for (long k = 0; k < whole; k += LANES)
+            sums += *(const VECTOR *)(x + k);
+        for (int lane = 0; lane < LANES; lane++)
+            mean += sums[lane];
+        for (long k = whole; k < channels; k++)
+            mean += x[k];
+        mean /= channels;
+        for (long k = 0; k < whole; k += LANES) {
+            VECTOR apart = *(const VECTOR *)(x + k) - mean;
+            squares += apart * apart;
+        }
+        for (int lane = 0; lane < LANES; lane++)
+            spread += squares[lane];
+        for (long k = whole; k < channels; k++)
+            spread += (x[k] - mean) * (x[k] - mean);
+        const float scale = (float)(1 / sqrt(spread / channels + s->eps));
+        for (long k = 0; k < whole; k += LANES) {
+            VECTOR slope = *(const VECTOR *)(g + k);
+            *(VECTOR *)(weight + k) += slope * ((*(const VECTOR *)(x + k) - mean) * scale);
+            *(VECTOR *)(bias + k) += slope;
+        }
+        for (long k = whole; k < channels; k++) {
+            weight[k] += g[k] * ((x[k] - mean) * scale);
+            bias[k] += g[k];
+        }
+    }
+}
+
 #undef VECTOR

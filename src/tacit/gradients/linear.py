@@ -31,7 +31,7 @@ def linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> dict[str, Co
     g = g.flatten(1, -2) if g.dim() > 2 else g.unsqueeze(1)
     positions = a.shape[1]
     # Several positions are a row of pixels, and the layer a convolution with a kernel of one.
-    compiled = positions > 1 and kernels.usable(_row(a), _row(g))
+    compiled = positions > 1 and kernels.usable(a, g)
     cheaper = ghost_is_cheaper(
         positions=positions,
         inputs=module.in_features,

@@ -6,6 +6,7 @@ output gradient g, the weight's is the sum of g * n over the positions that shar
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from functools import cache
 
@@ -28,6 +29,13 @@ def layer_norm(module: nn.LayerNorm | nn.RMSNorm, inputs: Tensor, gradients: Ten
     (tensor([[-5.,  7.]]), tensor([[5., 7.]]))
     """
     shape = list(module.normalized_shape)
+    if isinstance(module, nn.LayerNorm) and kernels.usable(inputs, gradients):
+        x, g = (tensor.reshape(len(inputs), -1, math.prod(shape)) for tensor in (inputs, gradients))
+        found = cache(lambda: kernels.layer_norm_gradients(x, g, module.eps))
+        return {
+            "weight": Contribution(lambda: found()[0].view(-1, *shape)),
+            "bias": Contribution(lambda: found()[1].view(-1, *shape)),
+        }
 
     def normalised() -> Tensor:
         if isinstance(module, nn.RMSNorm):
@@ -54,7 +62,7 @@ def group_norm(module: nn.GroupNorm, inputs: Tensor, gradients: Tensor) -> dict[
     >>> group_norm(layer, torch.tensor([[1.0, 3.0]]), torch.tensor([[5.0, 7.0]]))["weight"].per_example()
     tensor([[-5.,  7.]])
     """
-    if kernels.usable(inputs, gradients):
+    if inputs.dim() == 4 and kernels.usable(inputs, gradients):
         found = cache(lambda: kernels.norm_gradients(inputs, gradients, module.num_groups, module.eps))
         return {"weight": Contribution(lambda: found()[0]), "bias": Contribution(lambda: found()[1])}
     return _by_channel(gradients, lambda: F.group_norm(inputs, module.num_groups, eps=module.eps))
