@@ -2,9 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
+BENCH := .venv-bench/bin
+BENCH_INSTALLED := .venv-bench/installed
 THREADS ?= 2
 
-.PHONY: run test install format clean
+.PHONY: run test install format clean bench
 
 run: $(INSTALLED)
 	$(BIN)/tacit train
@@ -17,7 +19,9 @@ test: $(INSTALLED)
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml constraints.txt
+KERNELS := $(wildcard src/tacit/gradients/kernels*.[ch])
+
+$(INSTALLED): pyproject.toml constraints.txt $(KERNELS)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
@@ -26,5 +30,15 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+bench: $(BENCH_INSTALLED)
+	OMP_NUM_THREADS=$(THREADS) $(BENCH)/python -m benchmarks run $(ARGS)
+	$(BENCH)/python -m benchmarks report
+
+$(BENCH_INSTALLED): pyproject.toml constraints.txt benchmarks/constraints.txt $(KERNELS)
+	$(PYTHON) -m venv .venv-bench
+	$(BENCH)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  --constraint benchmarks/constraints.txt --editable . opacus opake jax jax-privacy
+	touch $@
+
 clean:
-	rm -rf .venv build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-bench build dist src/*.egg-info src/tacit/gradients/*.so .pytest_cache .mypy_cache .ruff_cache

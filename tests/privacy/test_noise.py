@@ -360,6 +360,11 @@ def test_every_draw_takes_words_that_no_other_draw_takes(monkeypatch):
     assert max(sizes) * 8 <= 64 * 2**32
 
 
+def test_a_piece_of_keystream_that_would_not_be_filled_is_refused():
+    with pytest.raises(ValueError, match="at most"):
+        Keystream(bytes(32)).fill(np.zeros(_WORDS + 1, dtype=np.uint64))
+
+
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 1001, _WORDS - 1, _WORDS, _WORDS + 1, 2 * _WORDS + 3])
 def test_any_number_of_normals_can_be_drawn(count):
     numbers = Randomness.from_seed(8).normal(count)

@@ -12,7 +12,8 @@ import itertools
 import math
 import os
 import secrets
-from typing import TYPE_CHECKING, NoReturn
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,13 +44,17 @@ class Keystream:
         # Imported here, so that what draws nothing starts at once.
         from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
-        self._cipher = lambda nonce: Cipher(algorithms.ChaCha20(key, nonce), mode=None).encryptor()
+        self._encryptor: Callable[[bytes], Any] = lambda nonce: Cipher(
+            algorithms.ChaCha20(key, nonce), mode=None
+        ).encryptor()
         self._fills = itertools.count()
 
     def fill(self, words: NDArray[np.uint64]) -> None:
         """Overwrite the array, of at most 2^17 words, with random bits that no other call gives."""
+        if words.nbytes > len(_ZEROS):
+            raise ValueError(f"a piece of keystream has at most {_WORDS} words, not {len(words)}")
         nonce = next(self._fills).to_bytes(12, "little")
-        self._cipher(bytes(4) + nonce).update_into(_ZEROS[: words.nbytes], memoryview(words).cast("B"))
+        self._encryptor(bytes(4) + nonce).update_into(_ZEROS[: words.nbytes], words.view(np.uint8).data)
 
 
 class Randomness:
