@@ -34,8 +34,8 @@ def instructions(request: pytest.FixtureRequest) -> Iterator[str]:
 
 @st.composite
 def convolutions(draw: Callable, *, apart: bool = True) -> tuple[nn.Conv2d, Tensor, Tensor]:
-    """A layer in double precision, images, and output gradients; channels that fill vectors and that do not, maps of one block and
-    of several."""
+    """A layer in double precision, images, and output gradients; channels that fill vectors and that do not, maps of one block
+    and of several."""
     channels = draw(st.sampled_from([1, 2, 3, 5, 8, 16, 32, 48]))
     outputs = draw(st.sampled_from([1, 3, 8, 16, 17, 31, 32, 40, 64]))
     kernel = draw(st.sampled_from([(1, 1), (3, 3), (2, 4), (5, 1), (1, 6)]))

@@ -58,6 +58,17 @@ class Adding:
         self._small: dict[int, dict[str, Tensor]] = {}  # by group
         self._squares: list[tuple[int, Tensor]] = []  # each with its group
 
+    def _added(self, squares: list[tuple[int, Tensor]]) -> Tensor:
+        """Squared norms by group, [groups, batch]."""
+        groups = len(self._clipping.clipping_norms)
+        if not squares:
+            return torch.zeros(groups, self._batch_size, dtype=self._dtype, device=self._device)
+        rows = torch.stack([value.to(self._dtype) for _, value in squares])
+        if groups == 1:
+            return rows.sum(dim=0, keepdim=True)
+        index = torch.tensor([group for group, _ in squares], device=self._device)
+        return rows.new_zeros(groups, self._batch_size).index_add_(0, index, rows)
+
     def _full_precision(self) -> AbstractContextManager[Any]:
         """Whatever precision the model runs in: norms and sums in half precision would not keep the sensitivity."""
         if torch.is_autocast_enabled(self._device.type):
@@ -89,12 +100,7 @@ class Adding:
                 group: torch.cat([g.flatten(1) for g in found.values()], 1) for group, found in self._small.items()
             }
             squares = [*self._squares, *((group, squared_norms(rows)) for group, rows in beside.items())]
-            shape = len(self._clipping.clipping_norms), self._batch_size
-            norms = torch.zeros(shape, dtype=self._dtype, device=self._device)
-            if squares:
-                index = torch.tensor([group for group, _ in squares], device=self._device)
-                norms.index_add_(0, index, torch.stack([value.to(self._dtype) for _, value in squares]))
-            norms = norms.sqrt_().t()
+            norms = self._added(squares).sqrt_().t()
             if not norms.isfinite().all():
                 return None, norms
             factors = clip_factors(norms, self._clipping).t().contiguous()

@@ -14,8 +14,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from tacit.gradients.buffers import Buffers
 from tacit.gradients.contribution import weighted_sum
 
+_buffers = Buffers()
 _kernels: Any
 try:
     from tacit.gradients import _kernels  # type: ignore[attr-defined,no-redef]
@@ -77,16 +79,22 @@ class ConvGradients:
 
     *Guarantee.* Row i comes from example i alone.
 
-    >>> ConvGradients(torch.zeros(2, 4, 1, 3, 3), torch.zeros(2, 2, 4)).squares.shape
-    torch.Size([2, 4])
+    >>> found = ConvGradients(torch.zeros(2, 3, 3, 1, 4), (3, 2, 0, 1), torch.zeros(2, 2, 4))
+    >>> found.gradients.shape, found.squares.shape
+    (torch.Size([2, 4, 1, 3, 3]), torch.Size([2, 4]))
     """
 
-    gradients: Tensor
+    rows: Tensor  # the gradients as they lie in memory
+    order: tuple[int, ...]  # of the axes of `rows` without the first: out, in, kernel rows, kernel columns
     sums: Tensor
+
+    @property
+    def gradients(self) -> Tensor:
+        return self.rows.permute(0, *(axis + 1 for axis in self.order))
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """sum_i factors[i] * gradients[i]"""
-        return weighted_sum(self.gradients, factors)
+        return weighted_sum(self.rows, factors).permute(self.order)
 
     @property
     def squares(self) -> Tensor:
@@ -117,13 +125,12 @@ def conv_gradients(x: Tensor, g: Tensor, geometry: Geometry, direction: Tensor |
     ...     assert conv_gradients(x, g, Geometry((1, 2), (1, 1), (0, 0))).gradients.flatten().tolist() == [10.0, 20.0]
     """
     x, g = _dense(x), _dense(g)
-    (batch, channels, height, width), (same_batch, out, rows, columns) = x.shape, g.shape
+    (batch, channels, height, width), (same_batch, out, down, along) = x.shape, g.shape
     assert batch == same_batch
     # Vectors of up to 16 numbers run along the output channels, or along a row of the window if they fill them better.
     across = out % 32 != 0 and geometry.kernel[1] * channels % 16 == 0
-    gradients = torch.empty(
-        batch, *((out, *geometry.kernel, channels) if across else (*geometry.kernel, channels, out))
-    )
+    shape = (out, *geometry.kernel, channels) if across else (*geometry.kernel, channels, out)
+    rows = _buffers.take((batch, *shape))
     sums = torch.empty(batch, 2 if direction is None else 4, out)
     if direction is not None:
         assert direction.shape == (out, channels, *geometry.kernel)
@@ -136,15 +143,15 @@ def conv_gradients(x: Tensor, g: Tensor, geometry: Geometry, direction: Tensor |
         x.data_ptr(),
         g.data_ptr(),
         0 if direction is None else direction.data_ptr(),
-        gradients.data_ptr(),
+        rows.data_ptr(),
         sums.data_ptr(),
         (batch, height, width, channels),
-        (rows, columns, out),
+        (down, along, out),
         geometry.windows,
         across,
         torch.get_num_threads(),
     )
-    return ConvGradients(gradients.permute((0, 1, 4, 2, 3) if across else (0, 4, 3, 1, 2)), sums)
+    return ConvGradients(rows, (0, 3, 1, 2) if across else (3, 2, 0, 1), sums)
 
 
 @dataclass(frozen=True)

@@ -205,7 +205,7 @@ def check_loss_alone(subject: Subject, run: Run, rows: list[int], axes: list[int
 
     *Guarantee.* A loss that divides by the batch size is refused.
 
-    >>> model, batch = nn.Dropout(0.5), Batch.of(torch.ones(4, 2), None)
+    >>> model, batch = nn.Dropout(0.1), Batch.of(torch.ones(4, 20), None)
     >>> with Sandbox(model, len, batch) as sandbox:
     ...     subject = Subject(model, lambda outputs, targets: outputs.sum(1) / len(outputs), [], sandbox)
     ...     check_loss_alone(subject, subject.run(batch), [0, 1], [0])

@@ -1,0 +1,61 @@
+"""Memory for per-example gradients that is used again in the next step.
+
+The operating system hands out fresh memory page by page, each cleared first; for gradients of some megabytes that takes as
+long as computing them.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+_FREE = 2  # references to an array that nobody uses: the list's, and the argument of getrefcount
+
+
+class Buffers:
+    """Hands out float32 tensors on the CPU whose values are not set, from memory that nobody uses any more.
+
+    At most `limit` bytes are kept beyond what is in use.
+
+    *Guarantee.* No two living tensors share memory: an array is handed out again only when every tensor that lies in it, views
+    included, is gone, which its count of references tells.
+
+    >>> buffers = Buffers()
+    >>> first = buffers.take((2, 3))
+    >>> place, view = first.data_ptr(), first[0]
+    >>> del first
+    >>> buffers.take((2, 3)).data_ptr() == place  # a view is left
+    False
+    >>> del view
+    >>> buffers.take((2, 3)).data_ptr() == place
+    True
+    """
+
+    def __init__(self, limit: int = 2**30) -> None:
+        self._limit = limit
+        self._arrays: list[NDArray[np.float32]] = []
+        self._lock = threading.Lock()
+
+    def take(self, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of this shape."""
+        count = math.prod(shape)
+        with self._lock:
+            return torch.from_numpy(self._array(count))[:count].view(shape)
+
+    def _array(self, count: int) -> NDArray[np.float32]:
+        # By index: a loop variable would be one more reference.
+        free = [i for i in range(len(self._arrays)) if sys.getrefcount(self._arrays[i]) == _FREE]
+        fitting = [i for i in free if count <= self._arrays[i].size <= 2 * count]
+        if fitting:
+            return self._arrays[min(fitting, key=lambda i: self._arrays[i].size)]
+        if sum(self._arrays[i].nbytes for i in free) > self._limit:
+            self._arrays = [array for i, array in enumerate(self._arrays) if i not in free]
+        # a little more than is asked for: batches differ in size from step to step
+        self._arrays.append(np.empty(count + count // 8, dtype=np.float32))
+        return self._arrays[-1]
