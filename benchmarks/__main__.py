@@ -1,4 +1,4 @@
-"""`python -m benchmarks [run|report|profile]`: race, write the tables, or look into one step."""
+"""`python -m benchmarks [run|report|profile|ways]`: race, write the tables, look into one step, check the cost model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "2")
     options = _parser().parse_args(arguments)
     if options.command == "report":
-        from benchmarks.report import write
+        from benchmarks.report import readme_with_summary, write
 
         write(RESULTS, HERE / "README.md")
+        readme = HERE.parent / "README.md"
+        readme.write_text(readme_with_summary(readme.read_text(), RESULTS))
         return 0
     if options.command == "profile":
         from benchmarks.profile import write_profile
 
         write_profile(HERE / "README.md", options.network, options.batch)
+        return 0
+    if options.command == "ways":
+        from benchmarks.ways import write_ways
+
+        write_ways(HERE / "README.md")
         return 0
     return _run(options)
 
@@ -54,14 +61,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--rounds", type=int, help="at most so many rounds a race (default 15; 5 with --quick)")
     run.add_argument(
-        "--seconds", type=float, help="about so long for the rounds of a race (default 40; 20 with --quick)"
+        "--seconds", type=float, help="about so long for the rounds of a race (default 25; 15 with --quick)"
     )
     run.add_argument("--patience", type=float, default=10.0, help="seconds to wait for quiet after a disturbed turn")
     run.add_argument("--resume", action="store_true", help="keep what is finished; otherwise every race is run anew")
-    commands.add_parser("report", help="write benchmarks/README.md from the results")
+    commands.add_parser("report", help="write benchmarks/README.md and the table of the README from the results")
     profile = commands.add_parser("profile", help="one step operator by operator, into benchmarks/README.md")
     profile.add_argument("--network", default="cifar-cnn", choices=list(BATCHES))
     profile.add_argument("--batch", type=int, default=128)
+    commands.add_parser("ways", help="the cost model against measurement, layer by layer, into benchmarks/README.md")
     return parser
 
 
@@ -89,7 +97,7 @@ def _run(options: argparse.Namespace) -> int:
         return 2
     RESULTS.mkdir(exist_ok=True)
     rounds = options.rounds or (5 if options.quick else 15)
-    seconds = options.seconds or (20.0 if options.quick else 40.0)
+    seconds = options.seconds or (15.0 if options.quick else 25.0)
     layouts: dict[tuple[str, str], str] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns) as progress:

@@ -21,6 +21,7 @@ FEWEST_ROUNDS = 3
 FEWEST_SLOW_ROUNDS = 2  # of an epoch, or of one that needs SLOW_STEP seconds a step
 SHORT_EPOCH = 1024
 LARGE_BATCH = 512
+SAME_LAYOUT = {"wrn-16-4": "resnet-20"}  # to try every layout again would take too long
 DISTURBED = 0.1  # part of the processor that others had during a turn
 RETRIES = 2
 
@@ -92,8 +93,10 @@ class Race:
 
     def _variants(self, key: str, entry: Entry) -> list[tuple[str, int | None]]:
         layouts = entry.layouts if NETWORKS[self.case.network].images else entry.layouts[:1]
-        if (key, self.case.network) in self.layouts:
-            layouts = (self.layouts[key, self.case.network],)
+        for network in (self.case.network, SAME_LAYOUT.get(self.case.network, "")):
+            if (key, network) in self.layouts:
+                layouts = (self.layouts[key, network],)
+                break
         split = entry.splits and self.case.batch > LARGE_BATCH and self.case.examples is None
         return list(product(layouts, (None, LARGE_BATCH) if split else (None,)))
 

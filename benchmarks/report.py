@@ -14,7 +14,8 @@ from benchmarks.contestants import CONTESTANTS
 from benchmarks.models import NETWORKS
 
 Found = dict[str, Any]
-REGIONS = ("profile", "notes")
+BEGIN, END = "<!-- speed -->", "<!-- end of speed -->"
+REGIONS = ("profile", "ways", "notes")
 
 
 def write(results: Path, readme: Path) -> None:
@@ -27,8 +28,35 @@ def write(results: Path, readme: Path) -> None:
     )
     parts = [text.HEAD, _machine(found), _overview(steps), *map(_race, steps)]
     parts += [_by_batch(steps), _width(found), _groups(found), _epochs(found), _absent(found)]
-    parts += [text.PROFILE.format(kept["profile"]), text.NOTES.format(kept["notes"])]
+    parts += [text.PROFILE.format(kept["profile"]), text.WAYS.format(kept["ways"]), text.NOTES.format(kept["notes"])]
     readme.write_text("\n\n".join(part.strip("\n") for part in parts if part) + "\n")
+
+
+def summary(results: Path) -> str:
+    """The table of the project's README: the time of a step at the usual batch, relative to the fastest non-private one."""
+    found = [json.loads(path.read_text()) for path in sorted(results.glob("step-*-128.json"))]
+    found.sort(key=lambda f: list(NETWORKS).index(f["network"]))
+    rows = [["without privacy, the fastest way", *("1" for _ in found)]]
+    for title, keys in (
+        ("**tacit**", ("tacit",)),
+        ("Opacus, its fastest mode there", ("opacus-hooks", "opacus-functorch", "opacus-ew", "opacus-ghost")),
+        ("JAX Privacy, compiled", ("jax-privacy",)),
+        ("opake", ("opake",)),
+    ):
+        rows.append([title, *(_ratio(f, _quickest(f, keys), _fastest(f)) for f in found)])
+    return _table(["time of a step, batch 128", *(NETWORKS[f["network"]].title for f in found)], rows)
+
+
+def readme_with_summary(page: str, results: Path) -> str:
+    """The project's README with the summary of today between its two marks."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n{summary(results)}\n{END}{after}"
+
+
+def _quickest(found: Found, keys: Sequence[str]) -> str:
+    times = {key: _times(found["contestants"].get(key, {})) for key in keys}
+    return min(keys, key=lambda key: statistics.median(times[key]) if times[key] else float("inf"))
 
 
 def region(page: str, name: str) -> str | None:

@@ -14,6 +14,7 @@ What a private training step costs, next to the same step without privacy and ne
     .venv-bench/bin/python -m benchmarks run --resume     # go on where it was interrupted
     .venv-bench/bin/python -m benchmarks report
     .venv-bench/bin/python -m benchmarks profile   # where the time of one step goes
+    .venv-bench/bin/python -m benchmarks ways      # for each layer, the way that is chosen and the way that is faster
 
 ## How it is measured
 
@@ -28,10 +29,15 @@ What a private training step costs, next to the same step without privacy and ne
 - Before the race, every private contestant's clipped sum of 16 examples is compared with
   `tacit.gradients.reference.clipped_sum`, with a bound that clips half of them. Beyond a relative error of 1e-3 it is
   marked as different.
-- Libraries that take both layouts of images try both, and race with the faster one that gives the right sum.
+- Libraries that take both layouts of images try both, and race with the faster one that gives the right sum (on
+  WRN-16-4, in the layout that suited ResNet-20). Everybody races at batch 128; at the other sizes only some, unless
+  `--full` is given.
   Non-private training beyond batch 512 also tries gradient accumulation in pieces of 512, since tacit works in
   pieces, too. Whoever needs more than 6 GiB works in micro-batches if it can, which the column *set-up* says: Opacus
   as its `BatchMemoryManager` does it, opake and JAX Privacy by their own `microbatch_size`.
+- tacit tells the C library to keep freed memory for the next step (`tacit.gradients.kernels.keep_memory`), since to get it
+  again from the operating system, cleared, takes up to a fifth of a small step. So that nothing is gained by that
+  alone, non-private training in channels last takes part with and without it.
 - Peak memory is the highest resident size during the first three steps, less what was resident when model and inputs
   were made. The first step, which compiles (torch.compile, JAX) or probes (tacit), is shown apart.
 - JAX runs the same networks, translated operation by operation (`contestants/jax_translation.py`), NHWC, as one
@@ -50,6 +56,11 @@ PROFILE = """\
 ## Where the time goes
 
 <!-- profile -->{}<!-- /profile -->"""
+
+WAYS = """\
+## Two ways to clip a layer
+
+<!-- ways -->{}<!-- /ways -->"""
 
 NOTES = """\
 ## Notes

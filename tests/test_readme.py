@@ -42,3 +42,11 @@ def test_its_table_is_made_from_the_results():
     spec.loader.exec_module(tables)
     assert tables.readme_with_table(README) == README
     assert README.count("\n| ") >= 5, "a heading and at least four runs"
+
+
+def test_its_speeds_are_made_from_the_results_of_the_benchmark(monkeypatch):
+    monkeypatch.syspath_prepend(str(ROOT))
+    from benchmarks.report import readme_with_summary
+
+    assert readme_with_summary(README, ROOT / "benchmarks" / "results") == README
+    assert "| **tacit** |" in README

@@ -47,6 +47,14 @@ def _grouped(groups: int) -> Entry:
 CONTESTANTS: dict[str, Entry] = {
     "plain-nchw": Entry("not private, channels first", "plain", private=False, layouts=(NCHW,), splits=True),
     "plain-nhwc": Entry("not private, channels last", "plain", private=False, layouts=(NHWC,), splits=True),
+    "plain-kept": Entry(
+        "not private, channels last, freed memory kept",
+        "plain",
+        {"kept": True},
+        private=False,
+        layouts=(NHWC,),
+        splits=True,
+    ),
     "plain-compile": Entry(
         "not private, torch.compile", "plain", {"compiled": True}, private=False, layouts=(NHWC,), splits=True
     ),
@@ -72,5 +80,7 @@ CONTESTANTS: dict[str, Entry] = {
 
 FIELD = tuple(key for key in CONTESTANTS if key not in ("tacit-2", "tacit-10"))
 EPOCH_FIELD = tuple(
-    key for key in FIELD if key not in ("plain-nchw", "plain-compile", "plain-jax", "tacit-40", "tacit-no-noise")
+    key
+    for key in FIELD
+    if key not in ("plain-nchw", "plain-kept", "plain-compile", "plain-jax", "tacit-40", "tacit-no-noise")
 )

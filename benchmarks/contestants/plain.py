@@ -7,12 +7,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.contestants.setup import Setup, sgd
+from tacit.gradients.kernels import keep_memory
 
 
 class Plain:
     """Forward, mean loss, backward, update."""
 
-    def __init__(self, setup: Setup, compiled: bool) -> None:
+    def __init__(self, setup: Setup, compiled: bool, kept: bool) -> None:
+        if kept:  # as tacit does it, for a comparison on equal terms
+            keep_memory()
         self.setup = setup
         self.model = setup.model()
         self.forward = torch.compile(self.model) if compiled else self.model
@@ -39,5 +42,5 @@ class Plain:
         self.optimizer.zero_grad(set_to_none=True)
 
 
-def make(setup: Setup, compiled: bool = False) -> Plain:
-    return Plain(setup, compiled)
+def make(setup: Setup, compiled: bool = False, kept: bool = False) -> Plain:
+    return Plain(setup, compiled, kept)

@@ -245,9 +245,12 @@ def backward(calls: list[Call], losses: Tensor, arrived: Callable[[Call], None] 
 
 
 def _passed_through(calls: list[Call]) -> list[Call]:
-    """The calls of one output whose node the backward pass runs through on its way to an earlier call."""
+    """The calls of rules whose node the backward pass runs through on its way to an earlier call."""
     ends = {edge.node for call in calls for edge in call.edges if edge is not None}
-    return [call for call in calls if len(call.edges) == 1 and call.edges[0] is not None and _meets(call.sources, ends)]
+    single = [
+        call for call in calls if call.unit.rule is not None and len(call.edges) == 1 and call.edges[0] is not None
+    ]
+    return [call for call in single if _meets(call.sources, ends)]
 
 
 def _meets(starts: Iterable[Node], wanted: set[Node]) -> bool:

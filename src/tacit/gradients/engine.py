@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tacit.gradients import reference
+from tacit.gradients import kernels, reference
 from tacit.gradients.adding import Sums, clip_and_add
 from tacit.gradients.batches import Batch, Loss, norm_dtype, trainable_parameters
 from tacit.gradients.capture import NoRule
@@ -71,6 +71,7 @@ class ClippedGradient:
         self._routes: dict[Hashable, Route] = {}
         refuse_known_mixers(model)
         clipping.group_of(list(trainable_parameters(model)))
+        kernels.keep_memory()
 
     def __call__(self, inputs: Any, targets: Any) -> ClippedSum:
         """The clipped sum of one batch.
@@ -114,7 +115,7 @@ class ClippedGradient:
             {name: sums[name] for name in trainable},
             norms=all_norms,
             clipping=self.clipping,
-            not_finite=int((~all_norms.isfinite().all(dim=1)).sum()),
+            not_finite=0 if all_norms.isfinite().all() else int((~all_norms.isfinite().all(dim=1)).sum()),
         )
 
     def physical_batch_size_for(self, inputs: Any, targets: Any) -> int:

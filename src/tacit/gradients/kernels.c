@@ -8,6 +8,9 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
+#ifdef __linux__
+#include <malloc.h>
+#endif
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -262,10 +265,25 @@ static PyObject *use(PyObject *self, PyObject *args)
     return PyUnicode_FromString(chosen.name);
 }
 
+/* Keep what is freed, up to so many bytes, for the next step, instead of handing it back to the operating system, which would clear each
+ * page before it gives it out again. */
+static PyObject *keep_memory(PyObject *self, PyObject *args)
+{
+    int bytes;
+    if (!PyArg_ParseTuple(args, "i", &bytes))
+        return NULL;
+#ifdef __GLIBC__
+    return PyBool_FromLong(mallopt(M_MMAP_THRESHOLD, 32 << 20) && mallopt(M_TRIM_THRESHOLD, bytes));
+#else
+    Py_RETURN_FALSE;
+#endif
+}
+
 static PyMethodDef methods[] = {
     {"conv_gradients", conv_gradients, METH_VARARGS, "Per-example weight gradients of a convolution, and sums over them."},
     {"conv_norms", conv_norms, METH_VARARGS, "Squared norms of per-example weight gradients, by Gram matrices."},
     {"norm_gradients", norm_gradients, METH_VARARGS, "Per-example gradients of a normalisation's weight and bias."},
+    {"keep_memory", keep_memory, METH_VARARGS, "Keep freed memory, up to so many bytes; whether the C library can be told so."},
     {"use", use, METH_VARARGS, "Use the version for this instruction set (the best one if None); its name."},
     {NULL, NULL, 0, NULL},
 };

@@ -84,6 +84,8 @@ def clip_factors(norms: Tensor, clipping: Clipping) -> Tensor:
 
     bounds = torch.tensor(clipping.clipping_norms, dtype=norms.dtype, device=norms.device)
     factors = torch.clamp(bounds / norms, max=1.0)
+    if len(norms) and float(factors.amin()) >= torch.finfo(norms.dtype).tiny:  # then no norm is infinite or nan either
+        return factors
     # A factor below the smallest normal number has lost its precision, and could be too large.
     kept = torch.isfinite(norms).all(dim=1, keepdim=True) & (factors >= torch.finfo(norms.dtype).tiny)
     return torch.where(kept, factors, torch.zeros_like(norms))

@@ -158,13 +158,12 @@ class GaussianMechanism:
         runs = _runs(sizes, stds)
         private = torch.empty_like(flat)
         for start in range(0, sum(sizes), _BLOCK):
-            block = flat[start : start + _BLOCK].to(torch.float64, copy=True)
+            block = flat[start : start + _BLOCK]
             noise = torch.from_numpy(self._randomness.normal(block.numel()))
             for begin, end, std in runs:
                 if begin < start + _BLOCK and end > start:
-                    part = slice(max(begin - start, 0), end - start)
-                    block[part].add_(noise[part], alpha=std)
-            private[start : start + _BLOCK] = block.div_(self._batch_size)
+                    noise[max(begin - start, 0) : end - start].mul_(std)
+            private[start : start + _BLOCK] = noise.add_(block).div_(self._batch_size)
         return [_unflat(p, t) for p, t in zip(private.split_with_sizes(sizes), clipped, strict=True)]
 
 
