@@ -61,8 +61,9 @@ def cases(
     if not quick and batches is None:
         found.append(Case("width", "cifar-cnn", USUAL_BATCH, chosen(("plain-nhwc", "tacit"))))
         found.append(Case("width", "cifar-cnn-x2", USUAL_BATCH, chosen(("plain-nhwc", "tacit"))))
-        grouped = ("plain-nhwc", "tacit", "tacit-2", "tacit-10", "tacit-40")
-        found.append(Case("groups", "resnet-20", USUAL_BATCH, chosen(grouped)))
+        parts = ("plain-nhwc", "plain-kept", "tacit", "tacit-no-noise", "tacit-2", "tacit-10", "tacit-40")
+        networks = ("mnist-cnn", "cifar-cnn", "resnet-20", "wrn-16-4")
+        found += [Case("groups", network, USUAL_BATCH, chosen(parts)) for network in networks]
         for network, examples in (ALL_EPOCHS if full else EPOCHS).items():
             found.append(Case("epoch", network, USUAL_BATCH, chosen(EPOCH_FIELD), examples))
     found = [case for case in found if case.contestants and (only is None or case.network.removesuffix("-x2") in only)]

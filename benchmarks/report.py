@@ -167,16 +167,23 @@ def _width(found: list[Found]) -> str:
 
 
 def _groups(found: list[Found]) -> str:
-    races = [f for f in found if f["kind"] == "groups"]
-    keys = {"tacit": 1, "tacit-2": 2, "tacit-10": 10, "tacit-40": 40}
-    rows = [
-        [str(groups), f"{statistics.median(_times(f['contestants'][key])):.1f}", _ratio(f, key, "tacit")]
-        for f in races
-        for key, groups in keys.items()
-        if _times(f["contestants"].get(key, {}))
-    ]
-    title = "With the number of groups that are clipped separately, ResNet-20, batch 128:\n\n"
-    return title + _table(["groups", "ms a step", "to one group"], rows) if rows else ""
+    """What more groups and what the noise cost: races of tacit with itself."""
+    races = sorted((f for f in found if f["kind"] == "groups"), key=lambda f: list(NETWORKS).index(f["network"]))
+    keys = {
+        "tacit-2": "2 groups, to one",
+        "tacit-10": "10 groups, to one",
+        "tacit-40": "40 groups, to one",
+        "tacit-no-noise": "no ledger and no noise, to both",
+    }
+    rows = []
+    for f in races:
+        flat, best = f["contestants"].get("tacit", {}), _fastest(f)
+        if _times(flat):
+            own = f"{statistics.median(_times(flat)):.1f}"
+            ratios = (_ratio(f, key, "tacit") for key in keys)
+            rows.append([NETWORKS[f["network"]].title, own, _ratio(f, "tacit", best), *ratios])
+    title = "With the number of groups that are clipped separately, and without noise, batch 128:\n\n"
+    return title + _table(["", "ms a step", "to non-private", *keys.values()], rows) if rows else ""
 
 
 def _epochs(found: list[Found]) -> str:

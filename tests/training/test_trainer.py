@@ -400,7 +400,8 @@ def test_epsilon_and_a_checkpoint_are_there_at_the_end_however_long_they_take(tm
 
     monkeypatch.setattr(training, "save_tensors", slow_save)
     monkeypatch.setattr(training, "epsilon_of", slow_account)
-    history = trainer_of(run_directory=tmp_path / "run").fit(blobs(), validate_on=blobs(seed=1))
+    trainer = trainer_of(run_directory=tmp_path / "run")
+    history = trainer.fit(blobs(), validate_on=blobs(seed=1), evaluate_every=1)
     assert ["epsilon" in row for row in history] == [True, False, False, False, True]
     assert all("test_accuracy" in row for row in history)
     assert accounted == [4, 20]
@@ -421,3 +422,14 @@ def test_a_checkpoint_that_costs_little_is_made_every_epoch(tmp_path, monkeypatc
     )
     trainer_of(run_directory=tmp_path / "run").fit(blobs())
     assert [facts["ledger"]["entries"] - 1 for facts in saved if facts] == [0, 4, 8, 12, 16, 20]
+
+
+def test_held_out_data_are_measured_as_often_as_asked_and_always_at_the_ends():
+    def measured(**options):
+        history = trainer_of().fit(blobs(), validate_on=blobs(seed=1), **options)
+        return [row["epoch"] for row in history if "test_accuracy" in row]
+
+    assert measured(evaluate_every=2) == [1, 2, 4, 5]
+    assert measured() == [1, 5], "as many held-out as training examples: every twelfth epoch, and the ends"
+    with pytest.raises(UserError, match="evaluate_every"):
+        measured(evaluate_every=0)

@@ -98,6 +98,24 @@ def losses_of(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
     return losses
 
 
+def modules_of(model: nn.Module) -> list[nn.Module]:
+    """The model and all modules in it, each once, in any order; quicker than `model.modules()`, which makes up their names.
+
+    *Guarantee.* None is left out.
+
+    >>> len(modules_of(nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.ReLU()))))
+    4
+    """
+    found = {model: None}
+    waiting = [model]
+    while waiting:
+        for child in waiting.pop()._modules.values():
+            if child is not None and child not in found:
+                found[child] = None
+                waiting.append(child)
+    return list(found)
+
+
 def trainable_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """The parameters that get a gradient, by name; one that is tied appears once, under its first name.
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tacit.gradients import kernels, reference
 from tacit.gradients.adding import Sums, clip_and_add
-from tacit.gradients.batches import Batch, Loss, norm_dtype, trainable_parameters
+from tacit.gradients.batches import Batch, Loss, modules_of, norm_dtype, trainable_parameters
 from tacit.gradients.capture import NoRule
 from tacit.gradients.contribution import Contribution
 from tacit.gradients.fallback import per_example_gradients
@@ -103,7 +103,8 @@ class ClippedGradient:
             route = self._route(trainable, batch)
             step = self._physical(route, first.device)
             for start in range(0, batch.size, step):
-                part, part_norms = self._clipped(route, trainable, batch.rows(slice(start, start + step)))
+                rows = batch if batch.size <= step else batch.rows(slice(start, start + step))
+                part, part_norms = self._clipped(route, trainable, rows)
                 norms.append(part_norms)
                 for name, value in part.items():
                     sums[name] = sums[name].add_(value) if name in sums else value
@@ -147,7 +148,7 @@ class ClippedGradient:
 
     def _route(self, trainable: dict[str, nn.Parameter], batch: Batch) -> Route:
         """The route for batches of this signature; a new one is probed first."""
-        modules = tuple((id(module), module.training) for module in self.model.modules())
+        modules = tuple((id(module), module.training) for module in modules_of(self.model))
         key = (batch.signature(), modules, tuple(trainable))
         if key in self._routes:
             return self._routes[key]

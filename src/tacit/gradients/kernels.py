@@ -273,6 +273,7 @@ def _norm_gradients(x: Tensor, g: Tensor, sizes: tuple[int, ...], eps: float) ->
 
 
 def _dense(image: Tensor) -> Tensor:
-    """Pixels one after the other, channels last: [batch, height, width, channels] without gaps, whatever the strides say of axes
-    of length one."""
-    return image.permute(0, 2, 3, 1).contiguous().permute(0, 3, 1, 2)
+    """Pixels one after the other, channels last: [batch, height, width, channels] without gaps."""
+    if image.is_contiguous(memory_format=torch.channels_last):
+        return image
+    return image.contiguous(memory_format=torch.channels_last)

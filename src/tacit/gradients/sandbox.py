@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from tacit.gradients.batches import Batch, Loss
+from tacit.gradients.batches import Batch, Loss, modules_of
 from tacit.gradients.refusals import described
 from tacit.privacy.validation import UserError
 
@@ -195,7 +195,7 @@ def _named_modules(model: nn.Module, loss: Loss) -> Iterator[tuple[str, nn.Modul
 
 def _versions(model: nn.Module, loss: Loss) -> dict[tuple[nn.Module, str, str], tuple[Tensor | None, int]]:
     """The parameters and buffers, and how often each was written to."""
-    modules = [*model.modules(), *(loss.modules() if isinstance(loss, nn.Module) else ())]
+    modules = [*modules_of(model), *(modules_of(loss) if isinstance(loss, nn.Module) else ())]
     return {
         (module, kind, name): (t, 0 if t is None or t.is_inference() else t._version)
         for module in modules

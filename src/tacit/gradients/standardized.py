@@ -193,10 +193,14 @@ def _eps(tensor: Tensor) -> float:
 def _standardized(weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """u and s, in float32 or better, s as [channels, 1, 1]."""
     weight = at_least_float32(weight)
-    centred = weight - weight.mean(dim=(1, 2, 3), keepdim=True)
-    variance = centred.square().mean(dim=(1, 2, 3), keepdim=True)  # torch.var_mean takes ten times as long
-    scale = torch.rsqrt(weight[0].numel() * (variance + eps))
-    return centred * scale, scale[:, 0]
+    last = weight.is_contiguous(memory_format=torch.channels_last)
+    laid_out = weight.permute(0, 2, 3, 1) if last else weight
+    rows = laid_out.reshape(len(weight), -1)  # in the order of the memory: sums over several axes take far longer
+    centred = rows - rows.mean(dim=1, keepdim=True)
+    variance = centred.square().mean(dim=1, keepdim=True)  # torch.var_mean takes ten times as long
+    scale = torch.rsqrt(rows.shape[1] * (variance + eps))
+    u = (centred * scale).view(laid_out.shape)
+    return (u.permute(0, 3, 1, 2) if last else u), scale.unsqueeze(2)
 
 
 def _projected(gradients: Tensor, u: Tensor) -> Tensor:

@@ -90,6 +90,7 @@ def train(
         trainer.fit(
             split.train,
             validate_on=split.test,
+            evaluate_every=recipe.evaluate_every,
             progress=progress,
             export=lambda path: save_model(path, model, recipe.model, split.train),
         )

@@ -27,7 +27,7 @@ from tacit.privacy.ledger import Ledger, released_levels
 from tacit.privacy.mechanism import GaussianMechanism, PrivateGradient
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.randomness import Randomness
-from tacit.privacy.validation import UserError, check_delta
+from tacit.privacy.validation import UserError, check_count, check_delta
 from tacit.training.checkpoint import load_tensors, load_weights, pack, save_tensors, unpack
 from tacit.training.directory import RunDirectory
 from tacit.training.examples import Examples, Indices, as_examples, channels_last, shares_memory
@@ -35,6 +35,7 @@ from tacit.training.progress import Reporter, progress_of
 
 _CHECKPOINT_SECONDS = 60.0  # between checkpoints within an epoch
 _SAVING, _ACCOUNTING = 0.01, 0.05  # the most of a run's time that checkpoints, and epsilon along the way, may take
+_EVALUATING = 0.03  # the part of the work that evaluations may be
 _EVALUATION_BATCH, _EVALUATION_NUMBERS = 512, 400_000  # examples, and on a CPU numbers of their inputs, at once
 _PROBED = 32  # examples on which the engine tries whether any layer mixes them
 
@@ -99,6 +100,7 @@ class PrivateTrainer:
         self._randomness: Randomness | None = None
         self._seconds = 0.0
         self._physical_batch_size: int | None = None
+        self._evaluate_every = 1
         self._saving, self._accounting = _Chore(_SAVING), _Chore(_ACCOUNTING)
         self._stop_requested = False
         if self.directory is not None:
@@ -114,17 +116,22 @@ class PrivateTrainer:
         dataset: Any,
         *,
         validate_on: Any = None,
+        evaluate_every: int | None = None,
         progress: bool = False,
         export: Callable[[Path], None] | None = None,
     ) -> list[dict[str, Any]]:
         """Make every step the plan still has, on batches the plan's sampler draws; returns one row of figures an epoch.
 
-        `validate_on` is held-out data, measured exactly after each epoch: the guarantee does not cover it. In a run directory,
-        `export` writes the finished model to the path it is given (by default its weights, as safetensors); the certificate
-        names the file's hash.
+        `validate_on` is held-out data, measured exactly after the first epoch, the last, and every `evaluate_every` (by default
+        as many as keep it to about 3% of the time): the guarantee does not cover it. In a run directory, `export` writes the
+        finished model to the path it is given (by default its weights, as safetensors); the certificate names the file's hash.
         """
         examples = as_examples(dataset)
         held_out = None if validate_on is None else as_examples(validate_on)
+        if evaluate_every is not None:
+            self._evaluate_every = check_count("evaluate_every", evaluate_every)
+        elif held_out is not None:
+            self._evaluate_every = _evaluations_apart(len(examples), len(held_out))
         try:
             history = self._fit(examples, held_out, progress)
             self._finish(export)
@@ -259,7 +266,8 @@ class PrivateTrainer:
                 levels = released_levels(self._ledger.entries)
                 spent = epsilon_of(self.plan.sample_rate, levels, self.delta, coarse=True)
             row["epsilon"] = spent if math.isfinite(spent) else None
-        if held_out is not None:
+        epoch = math.floor(step * self.plan.sample_rate + 1e-9)
+        if held_out is not None and (epoch <= 1 or epoch % self._evaluate_every == 0 or step == self.plan.steps):
             row["test_accuracy"], row["test_loss"] = evaluate(self.model, held_out, self.loss)
         if self.show_training_loss:
             row["training_loss"] = mean_loss(self.model, examples, self.loss, indices)
@@ -354,6 +362,15 @@ class PrivateTrainer:
         finally:
             for number, handler in former.items():
                 signal.signal(number, handler)
+
+
+def _evaluations_apart(training: int, held_out: int) -> int:
+    """How many epochs lie between evaluations: one costs a forward pass, a third of a step's work, for each example.
+
+    >>> _evaluations_apart(60_000, 10_000), _evaluations_apart(60_000, 1_000)
+    (2, 1)
+    """
+    return max(1, math.ceil(held_out / 3 / (_EVALUATING * training)))
 
 
 class _Chore:
