@@ -21,9 +21,9 @@ What a private training step costs, next to the same step without privacy and ne
 - A step is forward, cross-entropy, backward, clipping at 1, noise of multiplier 1, and SGD with momentum, on a batch
   that lies in memory. tacit's step includes its ledger (in memory) and noise from the operating system's
   cryptographic randomness; the others use their usual, not cryptographic, noise.
-- Everybody has a process of its own and takes turns: in each round each makes steps for at least 0.15 s while all
-  others sleep on their pipes; each round begins with another one. A turn during which other processes had a tenth of
-  the processor is repeated when they are quiet (at most twice), and the quietest counts.
+- Everybody has a process of its own and takes turns: in each round each makes one step that is not counted and then steps
+  for at least 0.15 s, while all others sleep on their pipes; each round begins with another one. A turn during which
+  other processes had a tenth of the processor is repeated when they are quiet (at most twice), and the quietest counts.
 - A ratio is taken within a round, to the fastest of the non-private contestants; shown are the median over the rounds
   and, in brackets, the quartiles.
 - Before the race, every private contestant's clipped sum of 16 examples is compared with

@@ -182,7 +182,8 @@ def prepared(case: Case, seed: int, dtype: torch.dtype) -> tuple[Model, Tensor, 
 
 
 def rounding_allowed(model: Model, inputs: Tensor, targets: Tensor) -> Tensor:
-    """4 eps ||A_i||^2 ||G_i||^2, with ||A_i|| no less than that of the windows: what a squared ghost norm may be larger by."""
+    """n eps/2 ||A_i||^2 ||G_i||^2 for sums of n numbers, with ||A_i|| no less than that of the windows: what a squared ghost norm
+    may be larger by."""
     if not isinstance(model.layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return torch.zeros(len(inputs), 1)
     outputs = model.layer(inputs)
@@ -190,10 +191,11 @@ def rounding_allowed(model: Model, inputs: Tensor, targets: Tensor) -> Tensor:
     if isinstance(model.layer, WeightStandardizedConv2d):  # its weights are scaled, and two more terms are allowed for
         weight = model.layer.weight
         spread = weight.var(dim=(1, 2, 3), correction=0) + model.layer.eps
-        gradients = 2 * gradients * (weight[0].numel() * spread).rsqrt().view(-1, 1, 1)
+        gradients = 3 * gradients * (weight[0].numel() * spread).rsqrt().view(-1, 1, 1)
     reuse = 1 if isinstance(model.layer, nn.Linear) else 8 * model.layer.weight[0, 0].numel()  # of a pixel, by windows
     sizes = [tensor.flatten(1).square().sum(dim=1) for tensor in (inputs, gradients)]
-    return (4 * torch.finfo(torch.float32).eps * reuse * sizes[0] * sizes[1]).unsqueeze(1).detach()
+    summands = model.layer.weight[0].numel() + len(model.layer.weight) + outputs[0].numel() + 8
+    return (summands * torch.finfo(torch.float32).eps / 2 * reuse * sizes[0] * sizes[1]).unsqueeze(1).detach()
 
 
 def added_by_hand(model: Model, inputs: Tensor, targets: Tensor, found: ClippedSum) -> dict[str, Tensor]:
@@ -263,7 +265,7 @@ def test_ghost_norms_of_ordinary_inputs_agree_in_float32(case: Callable[[], Case
     norms = reference.clipped_sum(model, loss, Flat(1.0), inputs, targets).norms
     clipping = Flat(float(norms.median()))
     expected = reference.clipped_sum(model, loss, clipping, inputs, targets)
-    assert_same(ClippedGradient(model, loss=loss, clipping=clipping, engine="ghost")(inputs, targets), expected, 1e-4)
+    assert_same(ClippedGradient(model, loss=loss, clipping=clipping, engine="ghost")(inputs, targets), expected, 1e-3)
 
 
 @pytest.mark.parametrize("engine", ["ghost", "instantiate"])

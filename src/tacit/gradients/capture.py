@@ -27,7 +27,7 @@ from tacit.gradients.refusals import described
 from tacit.gradients.standardized import WeightStandardizedConv2d, standardized_conv
 from tacit.privacy.validation import UserError
 
-Rule = Callable[..., dict[str, Contribution]]  # of the module, its input and the gradient of its output
+Rule = Callable[[Any, Tensor, Tensor], dict[str, Contribution]]
 
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: linear,
@@ -43,10 +43,8 @@ RULES: dict[type[nn.Module], Rule] = {
     nn.InstanceNorm3d: instance_norm,
     nn.Embedding: embedding,
 }
-# Rules that also want what came out of the layer.
-_WITH_OUTPUTS: tuple[Rule, ...] = (standardized_conv,)
 # A subclass that overrides one of these computes something else than the rule knows.
-_DECIDING_METHODS = ("__call__", "forward", "_conv_forward", "_apply_instance_norm")
+_DECIDING_METHODS = ("__call__", "forward", "_conv_forward", "_apply_instance_norm", "standardized_weight")
 
 
 class NoRule(Exception):
@@ -97,7 +95,6 @@ class Call:
     edges: list[GradientEdge | None] = field(default_factory=list)
     shapes: list[torch.Size | None] = field(default_factory=list)
     gradients: list[Tensor | None] = field(default_factory=list)
-    kept: tuple[Tensor, int] | None = None  # the output and its version, for a rule that wants it
     outputs: list[Any] = field(default_factory=list)  # only in a probe
     drew_random_numbers: bool = False  # only in a probe
 
@@ -276,7 +273,7 @@ def _hand_over(call: Call, arrived: Callable[[Call], None]) -> Any:
         if gradient is not None:
             call.gradients = [gradient if shape is None else gradient.reshape(shape)]
             arrived(call)
-            call.gradients, call.leaves, call.kept = [None], [], None
+            call.gradients, call.leaves = [None], []
 
     return edge.node.register_prehook(hook)
 
@@ -356,8 +353,6 @@ def _end(call: Call, output: Any, probing: bool) -> None:
             edge = get_gradient_edge(base if base is not None and whole else leaf)
             if edge.node in call.sources:  # handed through untouched: no parameter is in it
                 edge = None
-        if call.unit.rule in _WITH_OUTPUTS:
-            call.kept = leaf.detach(), leaf._version
         call.edges.append(edge)
         call.shapes.append(leaf.shape if isinstance(leaf, Tensor) else None)
     call.outputs = [o.detach().clone() if isinstance(o, Tensor) else o for o in outputs] if probing else []

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import torch
+import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
 from tacit.gradients import kernels
-from tacit.gradients.contribution import Add
+from tacit.gradients.contribution import Add, not_negative
 from tacit.gradients.windows import padded, sides, weight_gradient
 
 
@@ -76,9 +76,9 @@ class CompiledConv:
     def held(self) -> tuple[Tensor, Add]:
         """The way that holds the gradients, with their norms taken while they were made."""
         found = self.instantiated()
-        return found.squares.sum(dim=1, dtype=torch.float64), found.weighted_sum
+        return found.norms(), found.weighted_sum
 
     def ghost(self) -> tuple[Tensor, Add]:
         """The way by Gram matrices."""
         found = self.norms()
-        return found.squares.clamp(min=0) + 4 * torch.finfo(torch.float32).eps * found.size, self.second_pass
+        return not_negative(found.squares) + found.allowance, self.second_pass

@@ -121,20 +121,33 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def rounding_allowance(activations: Tensor, gradients: Tensor) -> Tensor:
-    """4 eps ||A_i||^2 ||G_i||^2 (Frobenius): how far a squared ghost norm may lie below the truth, an example at a time.
+def rounding_allowance(activations: Tensor, gradients: Tensor, summands: int) -> Tensor:
+    """n eps/2 ||A_i||^2 ||G_i||^2 (Frobenius): how far a squared ghost norm may lie below the truth, an example at a time.
 
-    A ghost norm is a sum of products of inner products, each wrong by about eps |a_t||a_s||g_t||g_s|; when positions
-    cancel, the result can come out far too small although the sum it bounds does not vanish. The errors add up to
-    at most a few eps times (sum_t |a_t||g_t|)^2, which Cauchy-Schwarz bounds by the product above.
+    A ghost norm is a sum of products of inner products. A sum of n products, made in whatever order, is wrong by at most
+    n eps/2 times the sum of their sizes; `summands` is how many are added up in all: in an inner product of windows, in one of
+    output gradients, and over the positions. When positions cancel, the result can come out far too small although the sum it
+    bounds does not vanish. The errors add up to n eps/2 times (sum_t |a_t||g_t|)^2 at most, which Cauchy-Schwarz bounds by the
+    product above.
 
     *Guarantee.* Not negative; adding it can only clip an example more.
 
-    >>> bool(rounding_allowance(torch.ones(1, 2), torch.ones(1, 3)) > 0)
+    >>> bool(rounding_allowance(torch.ones(1, 2), torch.ones(1, 3), summands=6) > 0)
     True
     """
     eps = torch.finfo(activations.dtype).eps
-    return 4 * eps * squared_norms(activations) * squared_norms(gradients)
+    return summands * eps / 2 * squared_norms(activations) * squared_norms(gradients)
+
+
+def not_negative(squares: Tensor) -> Tensor:
+    """Squared norms that rounding made negative become 0; those that are not finite stay so, minus infinity as well.
+
+    *Guarantee.* What overflowed never passes for a small norm.
+
+    >>> not_negative(torch.tensor([-1e-9, 2.0, float("-inf")]))
+    tensor([0., 2., inf])
+    """
+    return torch.where(squares.isfinite(), squares.clamp(min=0), torch.inf)
 
 
 def ghost_is_cheaper(*, positions: int, inputs: int, outputs: int, gram: int, compiled: bool = False) -> bool:

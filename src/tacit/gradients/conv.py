@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients.compiled import CompiledConv, fits
-from tacit.gradients.contribution import Add, Contribution, ghost_is_cheaper, rounding_allowance
+from tacit.gradients.contribution import Add, Contribution, ghost_is_cheaper, not_negative, rounding_allowance
 from tacit.gradients.windows import Conv, channels_last, padded, weight_gradient, windows
 
 
@@ -74,7 +74,7 @@ def _per_example(module: Conv, inputs: Tensor, g: Tensor) -> Tensor:
 
 
 def _ghost(module: Conv, inputs: Tensor, g: Tensor) -> tuple[Tensor, Add]:
-    x = padded(module, inputs)
+    x, positions = padded(module, inputs), math.prod(g.shape[2:])
     if isinstance(module, nn.Conv2d) and _is_plain(module):
         input_gram, h = _gram_of_windows(module, x, g), _pixels(g)
         found = (input_gram * (h @ h.transpose(1, 2))).sum(dim=(1, 2))
@@ -88,7 +88,8 @@ def _ghost(module: Conv, inputs: Tensor, g: Tensor) -> tuple[Tensor, Add]:
         scaled = g * factors.to(g.dtype).view(-1, *(1,) * (g.dim() - 1))
         return weight_gradient(module, x, scaled, [0] * len(module.kernel_size))
 
-    return found.clamp(min=0) + rounding_allowance(size.sqrt().unsqueeze(1), g), second_pass
+    summands = math.prod(module.weight.shape[1:]) + module.out_channels + positions + 8
+    return not_negative(found) + rounding_allowance(size.sqrt().unsqueeze(1), g, summands), second_pass
 
 
 def _by_group(module: Conv, g: Tensor) -> Tensor:

@@ -133,11 +133,13 @@ static int runs_here(const char *name)
 /* The last of the versions, which is the fastest, that this processor can run; or the one asked for. 0 if there is none. */
 static int choose(const char *wanted)
 {
-    int found = 0;
+    const Version *found = NULL;
     for (size_t i = 0; i < sizeof versions / sizeof *versions; i++)
         if ((wanted == NULL || strcmp(wanted, versions[i].name) == 0) && runs_here(versions[i].name))
-            chosen = versions[i], found = 1;
-    return found;
+            found = &versions[i];
+    if (found)
+        chosen = *found;
+    return found != NULL;
 }
 
 static float *scratch_of(long floats)
@@ -202,6 +204,7 @@ static PyObject *conv_norms(PyObject *self, PyObject *args)
     const long wide = round_up(pixels, WIDEST), across = round_up(positions, WIDEST);
     const long floats = (s.in + pixels + 1) * wide + (s.out + positions + 1) * across + WIDEST;
     const long image = s.height * s.width * s.in, map = positions * s.out, sum = (y ? 3 : 1) * s.out;
+    const GhostExample example = chosen.ghost;
     int failed = 0;
     Py_BEGIN_ALLOW_THREADS
 #pragma omp parallel num_threads(threads) reduction(| : failed)
@@ -212,7 +215,7 @@ static PyObject *conv_norms(PyObject *self, PyObject *args)
         for (long i = 0; i < s.batch; i++)
             if (scratch) {
                 double size[2];
-                norms[3 * i] = chosen.ghost(&s, x + i * image, g + i * map, y ? y + i * map : NULL, scale, sums + i * sum, size,
+                norms[3 * i] = example(&s, x + i * image, g + i * map, y ? y + i * map : NULL, scale, sums + i * sum, size,
                                             scratch);
                 norms[3 * i + 1] = size[0];
                 norms[3 * i + 2] = size[1];
@@ -241,7 +244,7 @@ static PyObject *norm_gradients(PyObject *self, PyObject *args)
     Py_BEGIN_ALLOW_THREADS
 #pragma omp parallel num_threads(threads) reduction(| : failed)
     {
-        double *scratch = malloc(3 * s.channels * sizeof(double));
+        double *scratch = malloc(4 * s.channels * sizeof(double));
         failed |= scratch == NULL;
 #pragma omp for schedule(dynamic)
         for (long i = 0; i < s.batch; i++)
@@ -279,11 +282,17 @@ static PyObject *keep_memory(PyObject *self, PyObject *args)
 #endif
 }
 
+static PyObject *name(PyObject *self, PyObject *args)
+{
+    return PyUnicode_FromString(chosen.name);
+}
+
 static PyMethodDef methods[] = {
     {"conv_gradients", conv_gradients, METH_VARARGS, "Per-example weight gradients of a convolution, and sums over them."},
     {"conv_norms", conv_norms, METH_VARARGS, "Squared norms of per-example weight gradients, by Gram matrices."},
     {"norm_gradients", norm_gradients, METH_VARARGS, "Per-example gradients of a normalisation's weight and bias."},
     {"keep_memory", keep_memory, METH_VARARGS, "Keep freed memory, up to so many bytes; whether the C library can be told so."},
+    {"name", name, METH_NOARGS, "The version in use."},
     {"use", use, METH_VARARGS, "Use the version for this instruction set (the best one if None); its name."},
     {NULL, NULL, 0, NULL},
 };

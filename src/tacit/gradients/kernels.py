@@ -6,6 +6,7 @@ TACIT_KERNELS=off, the same numbers come from PyTorch, up to rounding; only spee
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Any
@@ -35,7 +36,7 @@ def instruction_set() -> str | None:
     >>> instruction_set() in ("avx512", "avx2", "any", None)
     True
     """
-    return None if _kernels is None else str(_kernels.use(None))
+    return None if _kernels is None else str(_kernels.name())
 
 
 def usable(*tensors: Tensor) -> bool:
@@ -106,6 +107,16 @@ class ConvGradients:
     def gradients(self) -> Tensor:
         return self.rows.permute(0, *(axis + 1 for axis in self.order))
 
+    @property
+    def summands(self) -> int:
+        """How many numbers are added up one after the other in one of the sums, at most: over tiles of six rows or more."""
+        return math.prod(self.rows.shape[1:]) // self.sums.shape[2] // 6 + 16
+
+    def norms(self) -> Tensor:
+        """The squared norms, [batch], with what their summation may have lost."""
+        eps = torch.finfo(torch.float32).eps
+        return self.squares.sum(dim=1, dtype=torch.float64) * (1 + self.summands * eps)
+
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """sum_i factors[i] * gradients[i]"""
         return weighted_sum(self.rows, factors).permute(self.order)
@@ -145,7 +156,7 @@ def conv_gradients(x: Tensor, g: Tensor, geometry: Geometry, direction: Tensor |
     across = out % 32 != 0 and geometry.kernel[1] * channels % 16 == 0
     shape = (out, *geometry.kernel, channels) if across else (*geometry.kernel, channels, out)
     rows = _buffers.take((batch, *shape))
-    sums = torch.empty(batch, 2 if direction is None else 4, out)
+    sums = x.new_empty(batch, 2 if direction is None else 4, out)
     if direction is not None:
         assert direction.shape == (out, channels, *geometry.kernel)
         direction = direction.to(torch.float32)
@@ -170,19 +181,21 @@ def conv_gradients(x: Tensor, g: Tensor, geometry: Geometry, direction: Tensor |
 
 @dataclass(frozen=True)
 class ConvNorms:
-    """What Gram matrices give, an example at a time ([batch]): the squared norm of the weight gradient, and `size`, which is
-    sum_t |a_t|^2 sum_t |g_t|^2, of which a few eps are the rounding of the former. `sums` ([batch, 1 or 3, out]) are sum_t g_t,
-    the bias's gradient, and, if the outputs y were given, sum_t g_t sum(a_t) and sum_t g_t y_t.
+    """What Gram matrices give, an example at a time ([batch]): the squared norm of the weight gradient, `size`, which is
+    sum_t |a_t|^2 sum_t |g_t|^2, and `allowance`, by which rounding may have made the norm too small: as in
+    `contribution.rounding_allowance`, and what is lost where squares are too small for a float. `sums` ([batch, 1 or 3, out])
+    are sum_t g_t, the bias's gradient, and, if the outputs y were given, sum_t g_t sum(a_t) and sum_t g_t y_t.
 
     *Guarantee.* Row i comes from example i alone.
 
-    >>> ConvNorms(torch.zeros(2), torch.zeros(2), torch.zeros(2, 1, 4)).bias.shape
+    >>> ConvNorms(torch.zeros(2), torch.zeros(2), torch.zeros(2, 1, 4), torch.zeros(2)).bias.shape
     torch.Size([2, 4])
     """
 
     squares: Tensor
     size: Tensor
     sums: Tensor
+    allowance: Tensor
 
     @property
     def bias(self) -> Tensor:
@@ -212,10 +225,10 @@ def conv_norms(
     """
     assert geometry.stride == (1, 1)
     x, g = _dense(x), _dense(g)
-    (batch, channels, height, width), (same_batch, out, rows, columns) = x.shape, g.shape
+    (batch, channels, height, width), (same_batch, out, down, along) = x.shape, g.shape
     assert batch == same_batch
-    norms = torch.empty(batch, 3, dtype=torch.float64)
-    sums = torch.empty(batch, 1 if outputs is None else 3, out)
+    norms = x.new_empty(batch, 3, dtype=torch.float64)  # not torch.empty, whose type and device are for others to set
+    sums = x.new_empty(batch, 1 if outputs is None else 3, out)
     if outputs is not None:
         outputs = _dense(outputs)
         assert outputs.shape == g.shape
@@ -230,11 +243,15 @@ def conv_norms(
         norms.data_ptr(),
         sums.data_ptr(),
         (batch, height, width, channels),
-        (rows, columns, out),
+        (down, along, out),
         (*geometry.kernel, *geometry.padding),
         torch.get_num_threads(),
     )
-    return ConvNorms(norms[:, 0], norms[:, 1] * norms[:, 2], sums)
+    real = torch.finfo(torch.float32)
+    size = norms[:, 1] * norms[:, 2]
+    summands = channels + math.prod(geometry.kernel) + out + down * along // 4 + 8  # positions four at a time, or more
+    lost = real.tiny * (height * width * channels + down * along * out)
+    return ConvNorms(norms[:, 0], size, sums, summands * real.eps / 2 * size + lost * (norms[:, 1] + norms[:, 2]))
 
 
 def norm_gradients(x: Tensor, g: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
@@ -266,7 +283,7 @@ def layer_norm_gradients(x: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tens
 def _norm_gradients(x: Tensor, g: Tensor, sizes: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor]:
     assert x.shape == g.shape
     batch, _, channels, _ = sizes
-    weight, bias = torch.empty(batch, channels), torch.empty(batch, channels)
+    weight, bias = x.new_empty(batch, channels), x.new_empty(batch, channels)
     places = (tensor.data_ptr() for tensor in (x, g, weight, bias))
     _kernels.norm_gradients(*places, sizes, eps, torch.get_num_threads())
     return weight, bias

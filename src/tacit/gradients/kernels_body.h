@@ -384,35 +384,37 @@ TARGET static double NAME(ghost_example)(const Conv *s, const float *x, const fl
  * One pass: x is taken relative to the first pixel, so that variances do not cancel. */
 TARGET static void NAME(norm_example)(const Norm *s, const float *x, const float *g, float *weight, float *bias, double *scratch)
 {
-    double *totals = scratch, *squares = totals + s->channels, *products = squares + s->channels;
-    long k = 0;
-    for (; k + LANES <= s->channels; k += LANES) {
-        VECTOR origin = *(const VECTOR *)(x + k), total = {0}, square = {0}, gradient = {0}, product = {0};
-        for (long p = 0; p < s->positions; p++) {
-            VECTOR value = *(const VECTOR *)(x + p * s->channels + k) - origin, slope = *(const VECTOR *)(g + p * s->channels + k);
-            total += value;
-            square += value * value;
-            gradient += slope;
-            product += slope * value;
+    double *totals = scratch, *squares = totals + s->channels, *products = squares + s->channels, *slopes = products + s->channels;
+    for (long c = 0; c < 4 * s->channels; c++)
+        scratch[c] = 0;
+    const long block = 256;  /* positions added up in single precision before they go into doubles */
+    for (long first = 0; first < s->positions; first += block) {
+        const long end = first + block < s->positions ? first + block : s->positions;
+        long k = 0;
+        for (; k + LANES <= s->channels; k += LANES) {
+            VECTOR origin = *(const VECTOR *)(x + k), total = {0}, square = {0}, gradient = {0}, product = {0};
+            for (long p = first; p < end; p++) {
+                VECTOR value = *(const VECTOR *)(x + p * s->channels + k) - origin, slope = *(const VECTOR *)(g + p * s->channels + k);
+                total += value;
+                square += value * value;
+                gradient += slope;
+                product += slope * value;
+            }
+            for (int lane = 0; lane < LANES; lane++) {
+                totals[k + lane] += total[lane];
+                squares[k + lane] += square[lane];
+                slopes[k + lane] += gradient[lane];
+                products[k + lane] += product[lane];
+            }
         }
-        for (int lane = 0; lane < LANES; lane++) {
-            totals[k + lane] = total[lane];
-            squares[k + lane] = square[lane];
-            bias[k + lane] = gradient[lane];
-            products[k + lane] = product[lane];
-        }
+        for (; k < s->channels; k++)
+            for (long p = first; p < end; p++) {
+                const float value = x[p * s->channels + k] - x[k], slope = g[p * s->channels + k];
+                totals[k] += value, squares[k] += (double)value * value, slopes[k] += slope, products[k] += (double)slope * value;
+            }
     }
-    for (; k < s->channels; k++) {
-        float origin = x[k], total = 0, square = 0, gradient = 0, product = 0;
-        for (long p = 0; p < s->positions; p++) {
-            float value = x[p * s->channels + k] - origin, slope = g[p * s->channels + k];
-            total += value;
-            square += value * value;
-            gradient += slope;
-            product += slope * value;
-        }
-        totals[k] = total, squares[k] = square, bias[k] = gradient, products[k] = product;
-    }
+    for (long c = 0; c < s->channels; c++)
+        bias[c] = (float)slopes[c];
     const long group = s->channels / s->groups;
     const double count = s->positions;
     for (long first = 0; first < s->channels; first += group) {
@@ -426,7 +428,7 @@ TARGET static void NAME(norm_example)(const Norm *s, const float *x, const float
         }
         const double scale = 1 / sqrt((spread > 0 ? spread : 0) / group + s->eps);
         for (long c = first; c < first + group; c++)
-            weight[c] = (float)(scale * (products[c] + (x[c] - mean) * bias[c]));
+            weight[c] = (float)(scale * (products[c] + (x[c] - mean) * slopes[c]));
     }
 }
 

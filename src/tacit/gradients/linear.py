@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients import kernels
-from tacit.gradients.contribution import Add, Contribution, ghost_is_cheaper, rounding_allowance, squared_norms
+from tacit.gradients.contribution import Add, Contribution, ghost_is_cheaper, not_negative, rounding_allowance
 
 
 def linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> dict[str, Contribution]:
@@ -49,10 +49,11 @@ def linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> dict[str, Co
 
 def _ghost(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
     if a.shape[1] == 1:  # exact: one product of two norms, nothing can cancel
-        squares = squared_norms(a) * squared_norms(g)
+        norms = torch.linalg.vector_norm(a, dim=(1, 2)) * torch.linalg.vector_norm(g, dim=(1, 2))
+        squares = norms.square()  # not a product of squares, one of which may leave the range of a float
     else:
         gram = (a @ a.transpose(1, 2)).mul_(g @ g.transpose(1, 2)).sum(dim=(1, 2))
-        squares = gram.clamp(min=0) + rounding_allowance(a, g)
+        squares = not_negative(gram) + rounding_allowance(a, g, a.shape[1] + a.shape[2] + g.shape[2] + 8)
     return squares, partial(_second_pass, a, g)
 
 
@@ -74,10 +75,9 @@ def _held_compiled(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
     def add(factors: Tensor) -> Tensor:
         return found.weighted_sum(factors)[:, :, 0, 0]
 
-    return found.squares.sum(dim=1, dtype=torch.float64), add
+    return found.norms(), add
 
 
 def _ghost_compiled(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
     found = kernels.conv_norms(_row(a), _row(g), _ONE)
-    allowance = 4 * torch.finfo(torch.float32).eps * found.size
-    return found.squares.clamp(min=0) + allowance, partial(_second_pass, a, g)
+    return not_negative(found.squares) + found.allowance, partial(_second_pass, a, g)

@@ -40,10 +40,7 @@ def contributions(call: Call, layout: Layout) -> dict[str, Contribution]:
         if inputs.is_floating_point():  # under autocast the two have different types
             dtype = torch.promote_types(inputs.dtype, gradient.dtype)
             inputs, gradient = inputs.to(dtype), gradient.to(dtype)
-        if call.kept is not None and call.kept[0]._version == call.kept[1]:  # not changed in place since
-            found = unit.rule(unit.module, inputs, gradient, call.kept[0].to(gradient.dtype))
-        else:
-            found = unit.rule(unit.module, inputs, gradient)
+        found = unit.rule(unit.module, inputs, gradient)
     return {name: found[inner] for inner, name in unit.parameters.items()}
 
 

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit.gradients.compiled import CompiledConv, fits
-from tacit.gradients.contribution import Add, Contribution, at_least_float32, instantiated, squared_norms
+from tacit.gradients.contribution import Add, Contribution, at_least_float32, instantiated, not_negative, squared_norms
 from tacit.gradients.conv import conv
 from tacit.gradients.windows import padded
 from tacit.privacy.validation import UserError
@@ -79,14 +79,11 @@ class WeightStandardizedConv2d(nn.Conv2d):
         return output
 
 
-def standardized_conv(
-    module: WeightStandardizedConv2d, inputs: Tensor, gradients: Tensor, outputs: Tensor | None = None
-) -> dict[str, Contribution]:
-    """The rule of the plain convolution, at output gradients times s_c, projected. `outputs` are the layer's own, if they are at
-    hand; else a ghost norm computes them again.
+def standardized_conv(module: WeightStandardizedConv2d, inputs: Tensor, gradients: Tensor) -> dict[str, Contribution]:
+    """The rule of the plain convolution, at output gradients times s_c, projected.
 
-    *Guarantee.* Row i of every result comes from row i of `inputs` and `gradients` (and `outputs`) alone, and a norm is not below
-    that of what is added up.
+    *Guarantee.* Row i of every result comes from row i of `inputs` and `gradients` alone, and a norm is not below that of what
+    is added up.
 
     >>> layer = WeightStandardizedConv2d(1, 1, (1, 3), bias=False)
     >>> with torch.no_grad(): layer.weight.copy_(torch.tensor([-1.0, 0.0, 1.0]).view(1, 1, 1, 3))
@@ -98,32 +95,30 @@ def standardized_conv(
     """
     u, scale = (tensor.to(gradients.dtype) for tensor in _standardized(module.weight.detach(), module.eps))
     plain = conv(module, inputs, gradients)
-    if outputs is None or module.bias is not None:  # a large bias would have cost the outputs their precision
-        outputs = None
     compiled = CompiledConv(module, inputs, gradients) if fits(module, inputs, gradients) else None
 
     def way(parts: Callable[[], _Parts]) -> tuple[Tensor, Add]:
         found = parts()
         removed = _removed(u, found.totals, found.along)
-        return (found.squares - removed).clamp(min=0) + found.allowance, lambda factors: _projected(
-            found.add(factors), u
-        )
+        norms = not_negative(found.squares - removed) + found.allowance
+        return norms, lambda factors: _projected(found.add(factors), u)
 
     def held() -> _Parts:
         return _held(module, inputs, gradients, u, scale) if compiled is None else _held_compiled(compiled, u, scale)
 
     def ghost() -> _Parts:
-        own = module._conv_forward(inputs, u, None) if outputs is None else outputs
+        outputs: Tensor = module._conv_forward(inputs, u, None)
         if compiled is None or not compiled.has_ghost:
-            return _ghost(module, inputs, gradients, scale, own)
-        return _ghost_compiled(compiled, scale, own)
+            return _ghost(module, inputs, gradients, scale, outputs)
+        return _ghost_compiled(compiled, scale, outputs)
 
     return {
         "weight": Contribution(
             lambda: _projected(plain["weight"].per_example() * scale.unsqueeze(1), u),
-            partial(way, ghost),
+            # Held, unless a ghost norm is asked for: that must allow for much more rounding, and needs one more convolution.
+            # None on accelerators, where convolutions may run in less than float32.
+            partial(way, ghost) if gradients.device.type == "cpu" else None,
             partial(way, held),
-            plain["weight"].ghost_is_cheaper,
         ),
         "bias": Contribution(plain["bias"].per_example if compiled is None else compiled.bias),
     }
@@ -134,11 +129,11 @@ class _Parts:
     """Of the gradients s G of a plain convolution: |s G|^2 an example ([batch]), s sum(G_c) and s <u_c, G_c> ([batch, channels]),
     how much rounding may take from the norm ([batch]), and how they are added up.
 
-    The allowance. Held: each square has a rounding error of a few eps |s G|^2 (4, as in `rounding_allowance`), and the three are
-    taken once, once and at most twice: 16 eps |s G|^2. Ghost: u_c and (1, .., 1) / sqrt(K) are at most 1 in norm, so that no term
-    of the sums over positions is larger than |s g_tc| |a_t|, and the error of the squares, added over c, is within the
-    E = 4 eps |A|^2 |s G|^2 of a plain ghost norm: 4 E in all. What is left is also far above the rounding of a sum that is
-    projected after it was added up.
+    The allowance. Held: a sum of n numbers has a rounding error of at most n eps/2 of their sizes, so each of three squares one
+    of n eps |s G|^2, and they are taken once, once and at most twice: 4 n eps |s G|^2. Ghost: u_c and (1, .., 1) / sqrt(K) are at
+    most 1 in norm, so that no term of the sums over positions is larger than |s g_tc| |a_t|, and the error of the squares, added
+    over c, is within the E = n eps |A|^2 |s G|^2 of a plain ghost norm, where n also counts the K numbers of a window that are
+    added up in an output: 4 E in all.
     """
 
     squares: Tensor
@@ -151,7 +146,7 @@ class _Parts:
 def _held(module: nn.Conv2d, inputs: Tensor, g: Tensor, u: Tensor, scale: Tensor) -> _Parts:
     gradients = conv(module, inputs, g * scale)["weight"].per_example()
     squares, add = instantiated(lambda: gradients)()
-    return _Parts(squares, *_inner_products(gradients, u), 16 * _eps(g) * squares, add)
+    return _Parts(squares, *_inner_products(gradients, u), 4 * (u[0].numel() + 4) * _eps(g) * squares, add)
 
 
 def _held_compiled(compiled: CompiledConv, u: Tensor, scale: Tensor) -> _Parts:
@@ -161,7 +156,7 @@ def _held_compiled(compiled: CompiledConv, u: Tensor, scale: Tensor) -> _Parts:
     def add(factors: Tensor) -> Tensor:
         return found.weighted_sum(factors) * scale.unsqueeze(1)
 
-    return _Parts(squares, s * found.totals, s * found.along, 16 * _eps(s) * squares, add)
+    return _Parts(squares, s * found.totals, s * found.along, 4 * found.summands * _eps(s) * squares, add)
 
 
 def _ghost(module: nn.Conv2d, inputs: Tensor, gradients: Tensor, scale: Tensor, outputs: Tensor) -> _Parts:
@@ -169,10 +164,11 @@ def _ghost(module: nn.Conv2d, inputs: Tensor, gradients: Tensor, scale: Tensor, 
     g = gradients * scale
     ghost = conv(module, inputs, g)["weight"].ghost
     assert ghost is not None
-    squares, add = ghost()  # with E already
+    squares, add = ghost()  # with E already, but for the outputs' K
     sums, sizes = _window_sums(module, inputs)
     totals = (_by_group(module, g) * sums.unsqueeze(2)).sum(dim=(3, 4)).flatten(1)
-    allowance = 12 * _eps(g) * sizes * squared_norms(g)
+    summands = module.weight[0].numel() + module.out_channels + math.prod(g.shape[2:]) + 8
+    allowance = 3 * summands * _eps(g) * sizes * squared_norms(g)
     return _Parts(squares, totals, (g * outputs).sum(dim=(2, 3)), allowance, add)
 
 
@@ -183,7 +179,9 @@ def _ghost_compiled(compiled: CompiledConv, scale: Tensor, outputs: Tensor) -> _
     def add(factors: Tensor) -> Tensor:
         return compiled.second_pass(factors) * scale.unsqueeze(1)
 
-    return _Parts(found.squares, s * found.totals, s * found.along, 16 * _eps(s) * found.size, add)
+    summands = compiled.module.weight[0].numel() + s.numel() + math.prod(outputs.shape[2:]) + 8
+    allowance = found.allowance + 3 * summands * _eps(s) * found.size
+    return _Parts(found.squares, s * found.totals, s * found.along, allowance, add)
 
 
 def _eps(tensor: Tensor) -> float:
@@ -211,8 +209,9 @@ def _projected(gradients: Tensor, u: Tensor) -> Tensor:
 
 
 def _removed(u: Tensor, totals: Tensor, along: Tensor) -> Tensor:
-    """sum_c (sum(G_c)^2 / K + (2 - r_c) <u_c, G_c>^2), an example."""
-    return (totals.square() / u[0].numel() + (2 - u.square().sum(dim=(1, 2, 3))) * along.square()).sum(dim=1)
+    """sum_c (sum(G_c)^2 / K + (2 - r_c) <u_c, G_c>^2), an example; in double precision, whose range squares do not leave."""
+    totals, along = totals.double(), along.double()
+    return (totals.square() / u[0].numel() + (2 - u.double().square().sum(dim=(1, 2, 3))) * along.square()).sum(dim=1)
 
 
 def _inner_products(gradients: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -35,6 +35,7 @@ from tacit.training.progress import Reporter, progress_of
 
 _CHECKPOINT_SECONDS = 60.0  # between checkpoints within an epoch
 _SAVING, _ACCOUNTING = 0.01, 0.05  # the most of a run's time that checkpoints, and epsilon along the way, may take
+_LONGEST = 600.0  # seconds that such a thing waits at most
 _EVALUATING = 0.03  # the part of the work that evaluations may be
 _EVALUATION_BATCH, _EVALUATION_NUMBERS = 512, 400_000  # examples, and on a CPU numbers of their inputs, at once
 _PROBED = 32  # examples on which the engine tries whether any layer mixes them
@@ -161,10 +162,11 @@ class PrivateTrainer:
                 step = mechanism.next_step
                 reporter.step(step)
                 ends, last = _ends_epoch(step, self.plan.sample_rate), mechanism.steps_left == 0
-                if ends or last:
-                    history.append(self._measure(examples, indices, held_out, reporter))
+                # saved first: whatever happens while it is measured, nothing that was paid for is lost
                 if last or self._stop_requested or self._saving.due(0.0 if ends else _CHECKPOINT_SECONDS):
                     self._save()
+                if ends or last:
+                    history.append(self._measure(examples, indices, held_out, reporter))
                 if self._stop_requested and mechanism.steps_left > 0:
                     self._certify()
                     raise Interrupted
@@ -388,7 +390,7 @@ class _Chore:
 
     def due(self, at_least: float = 0.0) -> bool:
         """Whether it may be done now, and was last done so many seconds ago."""
-        return time.monotonic() - self._done >= max(self._cost / self._share, at_least)
+        return time.monotonic() - self._done >= max(min(self._cost / self._share, _LONGEST), at_least)
 
     def __enter__(self) -> None:
         self._done = time.monotonic()
