@@ -73,7 +73,7 @@ def write_profile(readme: Path, network: str, batch: int) -> None:
 
 
 def _table(setup: Setup) -> str:
-    plain, private = Plain(setup, compiled=False), Tacit(setup, groups=1, noise=True)
+    plain, private = Plain(setup, compiled=False, kept=True), Tacit(setup, groups=1, noise=True)
     for contestant in (plain, private):
         contestant.load(*setup.network.examples(setup.batch))
     (plain_ms, private_ms), kept = _interleaved(plain.step, private.step), _kernels()

@@ -18,7 +18,7 @@ from torch import Tensor
 # multiplications of a matrix product.
 _MEMORY_COST = 8
 # The same for the compiled kernels, and what a multiplication of theirs costs in a Gram matrix.
-_COMPILED_MEMORY_COST = 36
+_COMPILED_MEMORY_COST = 24
 _COMPILED_GRAM_COST = 1.4
 
 
