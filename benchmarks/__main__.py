@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="race everybody, one JSON a race in benchmarks/results/")
     size = run.add_mutually_exclusive_group()
-    size.add_argument("--quick", action="store_true", help="batch 128 alone, few rounds: about ten minutes")
+    size.add_argument("--quick", action="store_true", help="batch 128 alone, few rounds")
     size.add_argument("--full", action="store_true", help="every network at every batch size, every epoch: hours")
     run.add_argument("--only", nargs="+", metavar="MODEL", choices=list(BATCHES), help=f"of {', '.join(BATCHES)}")
     run.add_argument("--batch", nargs="+", type=int, metavar="N", help="these batch sizes for every network")

@@ -8,7 +8,7 @@ What a private training step costs, next to the same step without privacy and ne
 
 ## How to run it
 
-    make bench                                     # makes .venv-bench, races everybody (about 40 minutes), writes this page
+    make bench                                     # makes .venv-bench, races everybody (leave it an hour), writes this page
     make bench ARGS=--quick                        # batch 128 alone, few rounds
     .venv-bench/bin/python -m benchmarks run --only cifar-cnn --batch 128 --contestants plain-nhwc tacit opacus-ghost
     .venv-bench/bin/python -m benchmarks run --resume     # go on where it was interrupted

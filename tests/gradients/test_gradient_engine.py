@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import random
+import shutil
+import sys
+import sysconfig
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tacit.gradients import ClippedGradient, reference
+from tacit.gradients import ClippedGradient, kernels, reference
 from tacit.privacy.clipping import Flat, Grouped
 from tacit.privacy.validation import UserError
 
@@ -36,7 +41,15 @@ def clipped(model: nn.Module | None = None, **options: object) -> ClippedGradien
 def assert_same(a: object, b: object, tolerance: float = 1e-5) -> None:
     close = {"rtol": 10 * tolerance, "atol": tolerance}
     torch.testing.assert_close(dict(a.gradients), dict(b.gradients), **close)  # type: ignore[attr-defined]
-    torch.testing.assert_close(a.norms, b.norms, rtol=tolerance, atol=tolerance)  # type: ignore[attr-defined]
+    torch.testing.assert_close(a.norms, b.norms, rtol=0.13 * tolerance, atol=tolerance)  # type: ignore[attr-defined]
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere they are built where they can be")
+def test_the_kernels_are_built_where_there_is_a_compiler() -> None:
+    """Otherwise their own tests would be passed over without a word."""
+    headers = Path(sysconfig.get_paths()["include"], "Python.h")
+    if (shutil.which("gcc") or shutil.which("cc")) and headers.exists() and os.environ.get("TACIT_KERNELS") != "off":
+        assert kernels.instruction_set() is not None, "make clean && make install builds them"
 
 
 class Centred(nn.Module):

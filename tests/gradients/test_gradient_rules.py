@@ -265,7 +265,7 @@ def test_ghost_norms_of_ordinary_inputs_agree_in_float32(case: Callable[[], Case
     norms = reference.clipped_sum(model, loss, Flat(1.0), inputs, targets).norms
     clipping = Flat(float(norms.median()))
     expected = reference.clipped_sum(model, loss, clipping, inputs, targets)
-    assert_same(ClippedGradient(model, loss=loss, clipping=clipping, engine="ghost")(inputs, targets), expected, 1e-3)
+    assert_same(ClippedGradient(model, loss=loss, clipping=clipping, engine="ghost")(inputs, targets), expected, 5e-4)
 
 
 @pytest.mark.parametrize("engine", ["ghost", "instantiate"])

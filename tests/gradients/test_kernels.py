@@ -189,12 +189,13 @@ def test_whole_nets_give_the_same_with_and_without_kernels(
         if not compiled:
             monkeypatch.setattr(kernels, "_kernels", None)
         found = ClippedGradient(model, loss=loss, clipping=Flat(0.5), engine=engine)(inputs, targets)
-        loose = (
-            0.05 if net == "residual" and engine == "ghost" else 1e-3
-        )  # what ghost norms allow for, most for standardised weights
+        # what ghost norms allow for, most of all for standardised weights
+        loose = 0.02 if net == "residual" and engine == "ghost" else 1e-3
         assert (found.norms >= expected.norms * (1 - 1e-4)).all()
         torch.testing.assert_close(found.norms, expected.norms, rtol=loose, atol=0)
-        torch.testing.assert_close(dict(found.gradients), dict(expected.gradients), rtol=loose, atol=loose / 5)
+        torch.testing.assert_close(
+            dict(found.gradients), dict(expected.gradients), rtol=1e-3, atol=1e-3 if loose > 1e-3 else 2e-4
+        )
 
 
 def test_the_kernels_can_be_turned_off() -> None:

@@ -81,7 +81,7 @@ def test_in_float32_they_agree_as_well(name: str) -> None:
     for engine in ("rules", "ghost", "instantiate"):
         found = ClippedGradient(model, loss=LOSS, clipping=Flat(1.0), engine=engine)(inputs, targets)
         expected = reference.clipped_sum(model, LOSS, Flat(1.0), inputs, targets)
-        loose = 2e-2 if engine == "ghost" else 1e-3  # what a forced ghost norm allows for
+        loose = 4e-3 if engine == "ghost" else 1e-3  # what a forced ghost norm allows for
         torch.testing.assert_close(found.norms, expected.norms, rtol=loose, atol=0)
         assert (found.norms >= expected.norms * (1 - 1e-5)).all()
         for key, gradient in expected.gradients.items():

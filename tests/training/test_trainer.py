@@ -16,7 +16,7 @@ from tacit.privacy import Flat, Grouped, PrivacyPlan, UserError, read_ledger, ve
 from tacit.privacy.schedules import Constant, Linear
 from tacit.training import Interrupted
 from tacit.training import trainer as training
-from tacit.training.trainer import evaluate
+from tacit.training.evaluation import evaluate
 
 CROSS_ENTROPY = nn.CrossEntropyLoss(reduction="none")
 

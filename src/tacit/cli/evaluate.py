@@ -21,9 +21,9 @@ def command(
 ) -> None:
     """How accurate is a trained model on held-out data?"""
     from tacit.learning import LOSSES
+    from tacit.training.evaluation import evaluate
     from tacit.training.recipe import Recipe
     from tacit.training.run import load_data, load_model
-    from tacit.training.trainer import evaluate
 
     model, facts = load_model(run_directory, device)
     recipe = Recipe.load(run_directory / "recipe.toml", data_changes(dataset, data_dir))

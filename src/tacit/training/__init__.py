@@ -4,15 +4,16 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tacit.training.evaluation import evaluate
     from tacit.training.recipe import Recipe
     from tacit.training.run import load_model, train
-    from tacit.training.trainer import Interrupted, PrivateTrainer, evaluate
+    from tacit.training.trainer import Interrupted, PrivateTrainer
 
 _HOMES = {
     "Interrupted": "trainer",
     "PrivateTrainer": "trainer",
     "Recipe": "recipe",
-    "evaluate": "trainer",
+    "evaluate": "evaluation",
     "load_model": "run",
     "train": "run",
 }

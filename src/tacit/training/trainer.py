@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -30,14 +29,13 @@ from tacit.privacy.randomness import Randomness
 from tacit.privacy.validation import UserError, check_count, check_delta
 from tacit.training.checkpoint import load_tensors, load_weights, pack, save_tensors, unpack
 from tacit.training.directory import RunDirectory
+from tacit.training.evaluation import evaluate, evaluations_apart, mean_loss
 from tacit.training.examples import Examples, Indices, as_examples, channels_last, shares_memory
 from tacit.training.progress import Reporter, progress_of
 
 _CHECKPOINT_SECONDS = 60.0  # between checkpoints within an epoch
 _SAVING, _ACCOUNTING = 0.01, 0.05  # the most of a run's time that checkpoints, and epsilon along the way, may take
 _LONGEST = 600.0  # seconds that such a thing waits at most
-_EVALUATING = 0.03  # the part of the work that evaluations may be
-_EVALUATION_BATCH, _EVALUATION_NUMBERS = 512, 400_000  # examples, and on a CPU numbers of their inputs, at once
 _PROBED = 32  # examples on which the engine tries whether any layer mixes them
 
 
@@ -132,7 +130,7 @@ class PrivateTrainer:
         if evaluate_every is not None:
             self._evaluate_every = check_count("evaluate_every", evaluate_every)
         elif held_out is not None:
-            self._evaluate_every = _evaluations_apart(len(examples), len(held_out))
+            self._evaluate_every = evaluations_apart(len(examples), len(held_out))
         try:
             history = self._fit(examples, held_out, progress)
             self._finish(export)
@@ -366,15 +364,6 @@ class PrivateTrainer:
                 signal.signal(number, handler)
 
 
-def _evaluations_apart(training: int, held_out: int) -> int:
-    """How many epochs lie between evaluations: one costs a forward pass, a third of a step's work, for each example.
-
-    >>> _evaluations_apart(60_000, 10_000), _evaluations_apart(60_000, 1_000)
-    (2, 1)
-    """
-    return max(1, math.ceil(held_out / 3 / (_EVALUATING * training)))
-
-
 class _Chore:
     """Something that may take a share of a run's time and no more: it is due again when what it last took is earned.
 
@@ -398,56 +387,6 @@ class _Chore:
     def __exit__(self, *_: object) -> None:
         begun, self._done = self._done, time.monotonic()
         self._cost = self._done - begun
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, dataset: Any, loss: PerExampleLoss) -> tuple[float, float]:
-    """Accuracy and mean loss over a data set, exactly. On training data, the result is private.
-
-    >>> inputs, targets = torch.zeros(4, 2), torch.zeros(4, dtype=torch.long)
-    >>> accuracy, loss = evaluate(nn.Linear(2, 2), (inputs, targets), nn.CrossEntropyLoss(reduction="none"))
-    >>> accuracy in (0.0, 1.0)
-    True
-    """
-    examples = as_examples(dataset)
-    device = next(model.parameters()).device
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        right, total = 0, 0.0
-        size = _evaluation_batch(examples, device)
-        for start in range(0, len(examples), size):
-            chosen = np.arange(start, min(start + size, len(examples)))
-            inputs, targets = examples.batch(chosen, device)
-            outputs = model(channels_last(inputs))
-            right += int((outputs.argmax(dim=1) == targets).sum())
-            total += float(loss(outputs, targets).sum())
-    finally:
-        for module, training in modes:
-            module.training = training
-    return right / len(examples), total / len(examples)
-
-
-def _evaluation_batch(examples: Examples, device: torch.device) -> int:
-    """How many examples to evaluate at once: on a CPU, activations of more than a few large ones leave the cache.
-
-    >>> _evaluation_batch(as_examples((torch.zeros(900, 3, 32, 32), torch.zeros(900))), torch.device("cpu"))
-    130
-    """
-    if device.type != "cpu":
-        return _EVALUATION_BATCH
-    leaves = torch.utils._pytree.tree_leaves(examples.batch(np.arange(1), device)[0])
-    numbers = sum(leaf.numel() for leaf in leaves if isinstance(leaf, Tensor))
-    return max(32, min(_EVALUATION_BATCH, _EVALUATION_NUMBERS // max(numbers, 1)))
-
-
-@torch.no_grad()
-def mean_loss(model: nn.Module, examples: Examples, loss: PerExampleLoss, indices: Indices) -> float | None:
-    """The mean loss of a batch: private data, for `show_training_loss` alone."""
-    if len(indices) == 0:
-        return None
-    inputs, targets = examples.batch(indices[:_EVALUATION_BATCH], next(model.parameters()).device)
-    return float(loss(model(inputs), targets).mean())
 
 
 def _ends_epoch(step: int, sample_rate: float) -> bool:
