@@ -19,9 +19,9 @@ test: $(INSTALLED)
 
 install: $(INSTALLED)
 
-KERNELS := $(wildcard src/tacit/gradients/kernels*.[ch])
+COMPILED := $(wildcard src/tacit/*/*.[ch])
 
-$(INSTALLED): pyproject.toml constraints.txt $(KERNELS)
+$(INSTALLED): pyproject.toml constraints.txt $(COMPILED)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $@
@@ -34,11 +34,11 @@ bench: $(BENCH_INSTALLED)
 	OMP_NUM_THREADS=$(THREADS) $(BENCH)/python -m benchmarks run $(ARGS)
 	$(BENCH)/python -m benchmarks report
 
-$(BENCH_INSTALLED): pyproject.toml constraints.txt benchmarks/constraints.txt $(KERNELS)
+$(BENCH_INSTALLED): pyproject.toml constraints.txt benchmarks/constraints.txt $(COMPILED)
 	$(PYTHON) -m venv .venv-bench
 	$(BENCH)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	  --constraint benchmarks/constraints.txt --editable . opacus opake jax jax-privacy
 	touch $@
 
 clean:
-	rm -rf .venv .venv-bench build dist src/*.egg-info src/tacit/gradients/*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv .venv-bench build dist src/*.egg-info src/tacit/*/*.so .pytest_cache .mypy_cache .ruff_cache

@@ -68,20 +68,67 @@ def close(found: Tensor, expected: Tensor, size: Tensor | float = 1.0) -> None:
 @given(case=convolutions(), turned=st.booleans())
 def test_gradients_and_their_sums(instructions: str, case: tuple[nn.Conv2d, Tensor, Tensor], turned: bool) -> None:
     layer, images, gradients = case
-    expected, direction = exact(layer, images, gradients), torch.randn_like(layer.weight)
+    expected = exact(layer, images, gradients)
     laid_out = torch.channels_last if turned else torch.contiguous_format
     x, g = (tensor.float().contiguous(memory_format=laid_out) for tensor in (images, gradients))
-    found = kernels.conv_gradients(x, g, geometry(layer), direction.float())
-    size = expected.abs().amax() + 1
-    close(found.gradients, expected, size)
-    close(found.bias, gradients.sum(dim=(2, 3)), size)
-    scale = expected.square().sum(dim=(1, 2, 3, 4), keepdim=True)[..., 0, 0, 0] + size
-    close(found.squares, expected.square().sum(dim=(2, 3, 4)), scale)
-    close(found.totals, expected.sum(dim=(2, 3, 4)), scale)
-    close(found.along, (expected * direction).sum(dim=(2, 3, 4)), scale)
     plain = kernels.conv_gradients(x, g, geometry(layer))
+    size = expected.abs().amax() + 1
+    close(plain.gradients, expected, size)
+    close(plain.bias, gradients.sum(dim=(2, 3)), size)
+    squares = expected.square().sum(dim=(1, 2, 3, 4))
+    close(plain.squares, expected.square().sum(dim=(2, 3, 4)), squares.unsqueeze(1) + size)
+    held = plain.gradients.double().square().sum(dim=(1, 2, 3, 4))
+    assert (held <= plain.norms).all()
+    assert (plain.norms <= held * 1.0001).all()
+
+
+@SLOW
+@given(case=convolutions(), turned=st.booleans())
+def test_gradients_of_a_standardised_weight(
+    instructions: str, case: tuple[nn.Conv2d, Tensor, Tensor], turned: bool
+) -> None:
+    """The norms are those of the projected gradients, never less, and what is added up is projected."""
+    layer, images, gradients = case
+    weight, eps, kernel = layer.weight.detach().double(), 1e-2, (2, 3, 4)
+    centred = weight - weight.mean(dim=(1, 2, 3), keepdim=True)
+    scale = (centred.square().sum(dim=(1, 2, 3), keepdim=True) + weight[0].numel() * eps).rsqrt()
+    u = centred * scale
+    x, g = images.float(), gradients.float()
+    laid_out = torch.channels_last if turned else torch.contiguous_format
+    standardized = kernels.Standardized.of(weight.float().contiguous(memory_format=laid_out), eps)
+    found, plain = (kernels.conv_gradients(x, g, geometry(layer), given) for given in (standardized, None))
     assert torch.equal(plain.gradients, found.gradients)
     assert torch.equal(plain.squares, found.squares)
+    assert torch.equal(plain.bias, found.bias)
+    exactly = found.gradients.double()
+    along, totals = (exactly * u).sum(dim=kernel), exactly.sum(dim=kernel)
+    size = exactly.square().sum(dim=kernel).sqrt() * weight[0].numel() ** 0.5
+    close(found.along, along, size)
+    close(found.totals, totals, size)
+    projected = scale * (exactly - exactly.mean(dim=kernel, keepdim=True) - u * along[..., None, None, None])
+    squares = projected.square().sum(dim=(1, 2, 3, 4))
+    sizes = (scale.square() * exactly.square()).sum(dim=(1, 2, 3, 4))
+    assert (squares <= found.norms).all()
+    assert (found.norms <= squares + 1e-3 * sizes).all()
+    factors = torch.rand(len(x))
+    expected = (factors.double().view(-1, 1, 1, 1, 1) * projected).sum(dim=0)
+    bound = sizes.sqrt().sum() + 1e-12
+    assert ((found.weighted_sum(factors).double() - expected).abs() <= 1e-5 * bound).all()
+
+
+def test_a_norm_that_overflows_is_infinite_and_never_small(instructions: str) -> None:
+    """Squares of 1e30 leave the range of a float: such an example is left out, not clipped by a small norm."""
+    x, g = torch.ones(2, 1, 4, 4), torch.ones(2, 3, 2, 2)
+    g[0] = 1e30
+    where = kernels.Geometry((3, 3), (1, 1), (0, 0))
+    ways = [None, kernels.Standardized.of(torch.randn(3, 1, 3, 3), 1e-5)]
+    for way in ways:
+        norms = kernels.conv_gradients(x, g, where, way).norms
+        assert norms[0] == torch.inf
+        assert norms[1].isfinite()
+    x[1] = torch.nan
+    for way in ways:
+        assert (kernels.conv_gradients(x, g, where, way).norms == torch.inf).all()
 
 
 @SLOW

@@ -11,6 +11,7 @@ import pickle
 import struct
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -18,8 +19,10 @@ import torch
 from scipy import stats
 
 from tacit.privacy import ClippedSum, Constant, Flat, Grouped, Ledger, Linear, PrivacyPlan, Randomness, UserError
+from tacit.privacy import normals as arithmetic
 from tacit.privacy.mechanism import _BLOCK
-from tacit.privacy.randomness import _WORDS, Keystream, _box_muller
+from tacit.privacy.normals import box_muller, noisy_mean
+from tacit.privacy.randomness import _BYTES_A_NONCE, _WORDS, Keystream
 
 ALPHA = 1e-6
 SIGMA = Constant(1.7)
@@ -316,7 +319,7 @@ def test_the_keystream_is_that_of_rfc_8439():
         "29b721769ce64e43d57133b074d839d531ed1f28510afb45ace10a1f4b794d6f"
     )
     far = Keystream(bytes(32))
-    far._fills = itertools.count(2 << 88)  # the nonce whose last byte is 2
+    far._nonces = itertools.count(2 << 88)  # the nonce whose last byte is 2
     assert filled(far, 8).hex() == (
         "c2c64d378cd536374ae204b9ef933fcd1a8b2288b3dfa49672ab765b54ee27c7"
         "8a970e0e955c14f3a88e741b97c286f75f8fc299e8148362fa198a39531bed6d"
@@ -325,12 +328,53 @@ def test_the_keystream_is_that_of_rfc_8439():
     assert block.hex().startswith("10f1e7e4d13b5915500fdd1fa32071c4c7d1f4c733c068030422aa9ac3d46c4e")
 
 
-def test_each_fill_has_a_nonce_of_its_own_and_starts_at_block_0():
+def test_fills_go_on_where_the_last_one_ended():
+    """Of whatever sizes: together they are the blocks 0, 1, 2, ... of nonce 0."""
+    key = bytes(range(32))
+    keystream, sizes = Keystream(key), [1, 16, 0, 3, 8, 100, 7, 1]
+    drawn = b"".join(filled(keystream, words) for words in sizes)
+    blocks = b"".join(chacha20_block(key, block, bytes(12)) for block in range(sum(sizes) // 8 + 1))
+    assert drawn == blocks[: 8 * sum(sizes)]
+
+
+def test_a_nonce_serves_for_2_to_the_30_blocks_and_then_the_next_one_begins_at_block_0():
     key = bytes(range(32))
     keystream = Keystream(key)
-    for fill in range(300):
-        nonce = fill.to_bytes(12, "little")
-        assert filled(keystream) == chacha20_block(key, 0, nonce) + chacha20_block(key, 1, nonce)
+    for nonce in range(300):
+        number = nonce.to_bytes(12, "little")
+        assert filled(keystream) == chacha20_block(key, 0, number) + chacha20_block(key, 1, number)
+        assert keystream._left == _BYTES_A_NONCE - 128
+        keystream._left = 127  # one byte less than the next fill needs
+    assert _BYTES_A_NONCE == 64 * 2**30
+    keystream._left = 128
+    last = filled(keystream)
+    assert last == chacha20_block(key, 2, number) + chacha20_block(key, 3, number)
+    assert keystream._left == 0
+
+
+def test_bytes_count_as_used_before_they_are_drawn():
+    """An interruption while they are drawn must not give a nonce more than its share."""
+    keystream = Keystream(bytes(32))
+    filled(keystream)
+    left, present = keystream._left, keystream._present
+
+    class Interrupted:
+        def update_into(self, *buffers):
+            present.update_into(*buffers)
+            raise KeyboardInterrupt
+
+    keystream._present = Interrupted()
+    with pytest.raises(KeyboardInterrupt):
+        filled(keystream)
+    assert keystream._left == left - 128
+
+
+def test_threads_that_share_a_keystream_get_different_bits():
+    keystream = Keystream(bytes(32))
+    with ThreadPoolExecutor(8) as pool:
+        drawn = list(pool.map(lambda _: filled(keystream, 8), range(2000)))
+    assert len(set(drawn)) == len(drawn)
+    assert keystream._left == _BYTES_A_NONCE - 64 * len(drawn)
 
 
 def test_no_block_of_keystream_is_used_twice_by_draws_streams_launches_or_objects():
@@ -339,14 +383,14 @@ def test_no_block_of_keystream_is_used_twice_by_draws_streams_launches_or_object
     made += [Randomness.from_operating_system() for _ in range(2)]
     blocks = []
     for keystream in [stream for randomness in made for stream in (randomness._sampling, randomness._noise)]:
-        for words in (8, 16, 64, _WORDS, 8):
+        for words in (8, 16, 64, *[_WORDS] * 5, 8):
             content = filled(keystream, words)
             blocks += [content[at : at + 64] for at in range(0, len(content), 64)]
     assert len(set(blocks)) == len(blocks) > 100_000
 
 
-def test_every_draw_takes_words_that_no_other_draw_takes(monkeypatch):
-    """Whatever is drawn, in whatever sizes: each call of `fill` is one of a count, and fills no more than its nonce has."""
+def test_every_draw_takes_words_of_its_own(monkeypatch):
+    """Whatever is drawn, in whatever sizes: all of it comes from `fill`, and no piece is larger than it can be."""
     sizes = []
     fill = Keystream.fill
     monkeypatch.setattr(Keystream, "fill", lambda self, words: (sizes.append(len(words)), fill(self, words)))
@@ -354,10 +398,11 @@ def test_every_draw_takes_words_that_no_other_draw_takes(monkeypatch):
     randomness.normal(3 * _WORDS + 5)
     randomness.normal(7)
     assert sizes == [_WORDS, _WORDS, _WORDS, 6, 8]
-    assert next(randomness._noise._fills) == 5
-    randomness.bernoulli(_WORDS + 1, 0.5)
-    assert sizes[5:] == [_WORDS, 1]
-    assert max(sizes) * 8 <= 64 * 2**32
+    assert randomness._noise._left == _BYTES_A_NONCE - 8 * sum(sizes)
+    del sizes[:]
+    randomness.bernoulli(_WORDS + 5, 0.5)
+    assert sizes[0::2] == [_WORDS // 4, 2]  # 16 bits a coin, and more for the few that these leave open
+    assert randomness._sampling._left == _BYTES_A_NONCE - 8 * sum(sizes)
 
 
 def test_a_piece_of_keystream_that_would_not_be_filled_is_refused():
@@ -401,19 +446,104 @@ def test_the_two_numbers_of_a_pair_are_independent():
     assert independence_p_value(first, np.hypot(first, second)) < ALPHA
 
 
-def test_the_most_extreme_words_give_finite_normals_out_to_nine_standard_deviations():
+class Version:
+    """The compiled arithmetic for one instruction set."""
+
+    def __init__(self, name):
+        self.name, self.noisy_mean = name, arithmetic._compiled.noisy_mean
+        self.normals(np.zeros(2, dtype=np.uint64), np.zeros(2))
+
+    def normals(self, words, numbers):
+        COMPILED.normals(words, numbers, self.name)
+
+
+COMPILED = arithmetic._compiled
+
+
+@pytest.fixture(params=["any", "avx2", "avx512", "torch"])
+def way(request, monkeypatch):
+    """Every way of computing normals that can run here."""
+    if request.param == "torch":
+        monkeypatch.setattr(arithmetic, "_compiled", None)
+        return
+    if COMPILED is None:
+        pytest.skip("the C code was not built")
+    try:
+        monkeypatch.setattr(arithmetic, "_compiled", Version(request.param))
+    except ValueError as error:
+        pytest.skip(str(error))
+
+
+def pair_of(first, second):
+    pair = np.empty(2)
+    box_muller(np.array([first % 2**64, second % 2**64], dtype=np.uint64), pair)
+    return pair
+
+
+def test_the_most_extreme_words_give_finite_normals_out_to_nine_standard_deviations(way):
     least, most = -(2**63), 2**63 - 1
     for first, second in itertools.product((least, least + 1, -1, 0, 1, most), repeat=2):
-        pair = torch.empty(2, dtype=torch.float64)
-        _box_muller(torch.tensor([first, second]), pair)
-        assert pair.isfinite().all()
+        pair = pair_of(first, second)
+        assert np.isfinite(pair).all()
         expected = np.sqrt(-2 * np.log((first % 2**63 + 0.5) * 2.0**-63))
-        assert pair.norm().item() == pytest.approx(expected, abs=1e-9)
+        assert np.hypot(*pair) == pytest.approx(expected, abs=1e-9)
     assert expected < 1e-6
-    _box_muller(torch.tensor([0, 0]), pair)
+    pair = pair_of(0, 0)
     assert 9.3 < pair[0] < 9.5
     # As the docstring says: so far out is an exact number with probability 5e-21.
-    assert 2 * stats.norm.sf(pair[0].item()) < 5e-21
+    assert 2 * stats.norm.sf(pair[0]) < 5e-21
+
+
+def test_normals_are_those_of_their_words_to_fourteen_digits(way):
+    """Against longer arithmetic: random words, all quarters of the circle and their borders, both ends of the radius."""
+    rng = np.random.default_rng(0)
+    ends = [2**63 - 1 - 2**k for k in range(62)] + [2**k for k in range(64)]
+    borders = [((turn << 61) + step) % 2**64 for turn in range(8) for step in (-1, 0, 1)]
+    first = np.array([*rng.integers(0, 2**64, 4000, dtype=np.uint64).tolist(), *ends], dtype=np.uint64)
+    second = np.array(
+        [*borders, *rng.integers(0, 2**64, len(first) - len(borders), dtype=np.uint64).tolist()], dtype=np.uint64
+    )
+    numbers = np.empty(2 * len(first))
+    box_muller(np.concatenate([first, second]), numbers)
+    # the whole number plus a half is a double before its logarithm is taken
+    u = ((first % 2**63).astype(np.float64) + 0.5).astype(np.longdouble) * np.longdouble(2.0) ** -63
+    turn = second.view(np.int64).astype(np.longdouble) * (4 * np.arctan(np.longdouble(1))) * np.longdouble(2.0) ** -63
+    radius = np.sqrt(-2 * np.log(u))
+    assert np.abs(numbers - np.concatenate([radius * np.cos(turn), radius * np.sin(turn)])).max() < 1e-14
+
+
+def test_both_ways_of_computing_normals_agree(monkeypatch):
+    if arithmetic._compiled is None:
+        pytest.skip("the C code was not built")
+    compiled = Randomness.from_seed(3).normal(100_001)
+    monkeypatch.setattr(arithmetic, "_compiled", None)
+    assert np.abs(Randomness.from_seed(3).normal(100_001) - compiled).max() < 1e-14
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_a_noisy_mean_is_rounded_once(way, dtype):
+    rng = np.random.default_rng(1)
+    clipped, noise = rng.standard_normal(1001).astype(dtype), rng.standard_normal(1001)
+    private = np.empty(1001, dtype=dtype)
+    noisy_mean(clipped, noise, 3.7, 129.0, private)
+    expected = ((clipped.astype(np.float64) + 3.7 * noise) / 129.0).astype(dtype)
+    # Some processors multiply and add in one go, which changes the last digit of a double.
+    assert (private == expected).mean() > (0.99 if dtype == np.float32 else 0.5)
+    assert np.abs(private - expected).max() < 2 * np.finfo(dtype).eps
+
+
+def test_the_compiled_arithmetic_refuses_what_does_not_fit():
+    if arithmetic._compiled is None:
+        pytest.skip("the C code was not built")
+    words, numbers, floats = np.zeros(4, dtype=np.uint64), np.zeros(4), np.zeros(4, dtype=np.float32)
+    with pytest.raises(ValueError, match="even count"):
+        arithmetic._compiled.normals(words[:3], numbers[:3])
+    with pytest.raises(ValueError, match="as many"):
+        arithmetic._compiled.normals(words, numbers[:2])
+    with pytest.raises(ValueError, match="as many"):
+        arithmetic._compiled.noisy_mean(floats, numbers[:3], 1.0, 1.0, floats)
+    with pytest.raises(ValueError):
+        arithmetic._compiled.normals(words[::2], numbers[::2])
 
 
 def test_memory_does_not_grow_with_what_is_drawn():
@@ -439,12 +569,19 @@ def test_coins_fall_at_their_rate(probability):
         assert stats.binom(coins.size, probability * 1.03).cdf(heads) < ALPHA
 
 
-def test_a_coin_shows_true_for_as_many_of_2_to_the_64_words_as_its_probability_says(monkeypatch):
-    for probability in (2.0**-64, 1e-9, 0.02048, 0.5, 1.0):
-        exact = int(probability * 2**64)
-        edge = [0, exact - 1, min(exact, 2**64 - 1)]
-        monkeypatch.setattr(Keystream, "fill", lambda self, words, edge=edge: words.__setitem__(slice(None), edge))
-        assert Randomness.from_seed(0).bernoulli(3, probability).tolist() == [True, True, probability == 1.0]
+def test_a_coin_shows_true_for_as_many_of_2_to_the_64_numbers_as_its_probability_says(monkeypatch):
+    """A coin's number is its 16 bits and, if these leave it open, 48 bits of a further word."""
+
+    def coin(number, probability):
+        parts = iter([number >> 48, (number % 2**48) << 16])
+        monkeypatch.setattr(Keystream, "fill", lambda self, words: words.fill(next(parts)) if len(words) else None)
+        return bool(Randomness.from_seed(0).bernoulli(1, probability)[0])
+
+    for probability in (0.0, 2.0**-64, 1e-9, 0.02048, 0.5, 1 - 2.0**-53, 1.0):
+        below = int(probability * 2**64)
+        for number in {0, 1, below - 1, below, below + 1, below - 2**48, below + 2**48, 2**64 - 1}:
+            if 0 <= number < 2**64:
+                assert coin(number, probability) == (number < below)
 
 
 def test_one_draw_serves_many_parameters_and_no_number_serves_two():

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -31,6 +32,18 @@ def is_ghost(uses: list[Contribution], strategy: str) -> bool:
     if len(uses) > 1 or uses[0].ghost is None:
         return False
     return strategy == "ghost" or (strategy != "instantiate" and uses[0].ghost_is_cheaper)
+
+
+def all_finite(norms: Tensor) -> bool:
+    """Whether none is infinite or nan.
+
+    *Guarantee.* Exact.
+
+    >>> all_finite(torch.tensor([1.0, float("nan")]))
+    False
+    """
+    # NumPy takes a tenth of the time for so few numbers.
+    return bool(np.isfinite(norms.numpy()).all() if norms.device.type == "cpu" else norms.isfinite().all())
 
 
 class Adding:
@@ -101,7 +114,7 @@ class Adding:
             }
             squares = [*self._squares, *((group, squared_norms(rows)) for group, rows in beside.items())]
             norms = self._added(squares).sqrt_().t()
-            if not norms.isfinite().all():
+            if not all_finite(norms):
                 return None, norms
             factors = clip_factors(norms, self._clipping).t().contiguous()
             sums = {name: add(factors[self._group_of[name]]) for name, add in self._large.items()}

@@ -39,7 +39,7 @@ class Batch:
             if isinstance(leaf, Tensor):
                 if leaf.dim() == 0:
                     raise UserError("every tensor of a batch must have the examples on its first axis; one has no axis")
-                sizes.add(len(leaf))
+                sizes.add(leaf.shape[0])  # not len, which asks more
             elif not isinstance(leaf, (bool, int, float, str, type(None))):
                 raise UserError(f"a batch must hold tensors, not {type(leaf).__name__}; use torch.as_tensor")
         if len(sizes) != 1:

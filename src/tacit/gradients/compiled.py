@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
@@ -44,9 +46,9 @@ class CompiledConv:
         self.geometry = kernels.Geometry((rows, columns), (down, along), zeros)
         self._bias: Tensor | None = None
 
-    def instantiated(self, direction: Tensor | None = None) -> kernels.ConvGradients:
-        """The gradients, with sums over them."""
-        found = kernels.conv_gradients(self.images, self.gradients, self.geometry, direction)
+    def instantiated(self, standardized: kernels.Standardized | None = None) -> kernels.ConvGradients:
+        """The gradients, with their norms."""
+        found = kernels.conv_gradients(self.images, self.gradients, self.geometry, standardized)
         self._bias = found.bias
         return found
 
@@ -73,10 +75,11 @@ class CompiledConv:
         scaled = self.gradients * factors.to(self.gradients.dtype).view(-1, 1, 1, 1)
         return weight_gradient(self.module, self.images, scaled, self.geometry.padding)
 
-    def held(self) -> tuple[Tensor, Add]:
-        """The way that holds the gradients, with their norms taken while they were made."""
-        found = self.instantiated()
-        return found.norms(), found.weighted_sum
+    def held(self, standardized: Callable[[], kernels.Standardized] | None = None) -> tuple[Tensor, Add]:
+        """The way that holds the gradients, with their norms taken while they were made; those of a standardised weight if it
+        is given."""
+        found = self.instantiated(None if standardized is None else standardized())
+        return found.norms, found.weighted_sum
 
     def ghost(self) -> tuple[Tensor, Add]:
         """The way by Gram matrices."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients import kernels, reference
-from tacit.gradients.adding import Sums, clip_and_add
+from tacit.gradients.adding import Sums, all_finite, clip_and_add
 from tacit.gradients.batches import Batch, Loss, modules_of, norm_dtype, trainable_parameters
 from tacit.gradients.capture import NoRule
 from tacit.gradients.contribution import Contribution
@@ -116,7 +116,7 @@ class ClippedGradient:
             {name: sums[name] for name in trainable},
             norms=all_norms,
             clipping=self.clipping,
-            not_finite=0 if all_norms.isfinite().all() else int((~all_norms.isfinite().all(dim=1)).sum()),
+            not_finite=0 if all_finite(all_norms) else int((~all_norms.isfinite().all(dim=1)).sum()),
         )
 
     def physical_batch_size_for(self, inputs: Any, targets: Any) -> int:

@@ -147,19 +147,37 @@ static float *scratch_of(long floats)
     return aligned_alloc(64, round_up(floats * (long)sizeof(float), 64) + 64);
 }
 
+/* Of one example's sums by channel ([squares, bias, totals, along][out]) the squared norm of its gradient, with what rounding may
+ * have lost: sum_c squares, or, with coefficients k, sum_c k0 squares - k1 totals^2 - k2 along^2. What is not a number is infinite. */
+static double squared_norm(const float *sums, const double *k, long out, double allowance)
+{
+    double size = 0, removed = 0;
+    for (long c = 0; c < out; c++) {
+        const double total = k ? sums[2 * out + c] : 0, along = k ? sums[3 * out + c] : 0;
+        size += k ? k[c] * sums[c] : sums[c];
+        removed += k ? k[out + c] * total * total + k[2 * out + c] * along * along : 0;
+    }
+    const double norm = size - removed;
+    return isfinite(norm) && isfinite(size) ? (norm > 0 ? norm : 0) + allowance * size : INFINITY;
+}
+
 static PyObject *conv_gradients(PyObject *self, PyObject *args)
 {
     Conv s;
-    Py_ssize_t x_at, g_at, direction_at, gradient_at, sums_at;
+    Py_ssize_t x_at, g_at, direction_at, coefficients_at, gradient_at, sums_at, norms_at;
+    double allowance;
     int across, threads;
-    if (!PyArg_ParseTuple(args, "nnnnn(llll)(lll)(llllll)pi", &x_at, &g_at, &direction_at, &gradient_at, &sums_at, &s.batch,
-                          &s.height, &s.width, &s.in, &s.rows, &s.columns, &s.out, &s.kernel_height, &s.kernel_width,
-                          &s.stride_height, &s.stride_width, &s.top, &s.left, &across, &threads))
+    if (!PyArg_ParseTuple(args, "nnnnnnn(llll)(lll)(llllll)dpi", &x_at, &g_at, &direction_at, &coefficients_at, &gradient_at,
+                          &sums_at, &norms_at, &s.batch, &s.height, &s.width, &s.in, &s.rows, &s.columns, &s.out,
+                          &s.kernel_height, &s.kernel_width, &s.stride_height, &s.stride_width, &s.top, &s.left, &allowance,
+                          &across, &threads))
         return NULL;
     s.padded_height = (s.rows - 1) * s.stride_height + s.kernel_height;
     s.padded_width = (s.columns - 1) * s.stride_width + s.kernel_width;
     const float *x = (const float *)x_at, *g = (const float *)g_at, *direction = (const float *)direction_at;
+    const double *coefficients = (const double *)coefficients_at;
     float *gradient = (float *)gradient_at, *sums = (float *)sums_at;
+    double *norms = (double *)norms_at;
     const long kernel = s.kernel_height * s.kernel_width * s.in, wide = round_up(s.out, WIDEST);
     const long block = block_rows(s.rows, s.columns);
     const ConvExample example = across ? chosen.conv_across : chosen.conv;
@@ -174,8 +192,10 @@ static PyObject *conv_gradients(PyObject *self, PyObject *args)
         failed |= scratch == NULL;
 #pragma omp for schedule(dynamic)
         for (long i = 0; i < s.batch; i++)
-            if (scratch)
+            if (scratch) {
                 example(&s, x + i * image, g + i * map, direction, gradient + i * kernel * s.out, sums + i * sum, scratch);
+                norms[i] = squared_norm(sums + i * sum, coefficients, s.out, allowance);
+            }
         free(scratch);
     }
     Py_END_ALLOW_THREADS
@@ -258,6 +278,71 @@ static PyObject *norm_gradients(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* A weight [out][kernel] standardised by row: u_c = (w_c - mean) s_c with s_c = (kernel (variance + eps))^(-1/2). Written are u, like
+ * the gradients of `conv_gradients` ([out][kernel] if across, else [kernel][out, up to whole vectors]), the scales s, and the coefficients with which
+ * the squared norm of the projected gradients follows from sums over the plain ones: s^2, s^2 / kernel, s^2 (2 - |u_c|^2). */
+static PyObject *standardize(PyObject *self, PyObject *args)
+{
+    Py_ssize_t weight_at, u_at, scale_at, coefficients_at;
+    long out, kernel;
+    double eps;
+    int across;
+    if (!PyArg_ParseTuple(args, "nnnnlldp", &weight_at, &u_at, &scale_at, &coefficients_at, &out, &kernel, &eps, &across))
+        return NULL;
+    const long wide = round_up(out, WIDEST);
+    float *u = (float *)u_at, *scale = (float *)scale_at;
+    double *coefficients = (double *)coefficients_at;
+    if (!across)
+        memset(u, 0, kernel * wide * sizeof(float));
+    for (long c = 0; c < out; c++) {
+        const float *w = (const float *)weight_at + c * kernel;
+        double mean = 0, variance = 0, length = 0;
+#pragma omp simd reduction(+ : mean)
+        for (long k = 0; k < kernel; k++)
+            mean += w[k];
+        mean /= kernel;
+#pragma omp simd reduction(+ : variance)
+        for (long k = 0; k < kernel; k++)
+            variance += (w[k] - mean) * (w[k] - mean);
+        const double s = 1 / sqrt(variance + kernel * eps);
+        for (long k = 0; k < kernel; k++) {
+            float *to = across ? u + c * kernel + k : u + k * wide + c;
+            *to = (float)((w[k] - mean) * s);
+            length += (double)*to * *to;
+        }
+        scale[c] = (float)s;
+        coefficients[c] = s * s;
+        coefficients[out + c] = s * s / kernel;
+        coefficients[2 * out + c] = s * s * (2 - length);
+    }
+    Py_RETURN_NONE;
+}
+
+/* In place: a sum of plain gradients G, laid out like u, becomes s (G_c - mean(G_c) - u_c <u_c, G_c>). */
+static PyObject *project(PyObject *self, PyObject *args)
+{
+    Py_ssize_t gradient_at, u_at, scale_at;
+    long out, kernel;
+    int across;
+    if (!PyArg_ParseTuple(args, "nnnllp", &gradient_at, &u_at, &scale_at, &out, &kernel, &across))
+        return NULL;
+    const long wide = across ? 1 : round_up(out, WIDEST), step = across ? 1 : out;
+    const float *scale = (const float *)scale_at;
+    for (long c = 0; c < out; c++) {
+        float *g = (float *)gradient_at + (across ? c * kernel : c);
+        const float *u = (const float *)u_at + (across ? c * kernel : c);
+        double total = 0, along = 0;
+#pragma omp simd reduction(+ : total, along)
+        for (long k = 0; k < kernel; k++) {
+            total += g[k * step];
+            along += (double)g[k * step] * u[k * wide];
+        }
+        for (long k = 0; k < kernel; k++)
+            g[k * step] = (float)(scale[c] * (g[k * step] - total / kernel - along * u[k * wide]));
+    }
+    Py_RETURN_NONE;
+}
+
 static PyObject *use(PyObject *self, PyObject *args)
 {
     const char *wanted = NULL;
@@ -290,6 +375,8 @@ static PyObject *name(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"conv_gradients", conv_gradients, METH_VARARGS, "Per-example weight gradients of a convolution, and sums over them."},
     {"conv_norms", conv_norms, METH_VARARGS, "Squared norms of per-example weight gradients, by Gram matrices."},
+    {"standardize", standardize, METH_VARARGS, "A weight standardised by output channel, and what norms of projected gradients need."},
+    {"project", project, METH_VARARGS, "The gradient of a standardised weight, from that of the weight it is made into."},
     {"norm_gradients", norm_gradients, METH_VARARGS, "Per-example gradients of a normalisation's weight and bias."},
     {"keep_memory", keep_memory, METH_VARARGS, "Keep freed memory, up to so many bytes; whether the C library can be told so."},
     {"name", name, METH_NOARGS, "The version in use."},

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tacit.gradients.buffers import Buffers
 from tacit.gradients.contribution import weighted_sum
@@ -86,15 +85,55 @@ class Geometry:
 
 
 @dataclass(frozen=True)
+class Standardized:
+    """A weight standardised by output channel (`standardized.py` has the formulas): u, in the order of the axes in which
+    `conv_gradients` works and filled up to whole vectors, the scales s, and the coefficients with which the squared norm of a
+    projected gradient follows from sums over a plain one.
+
+    *Guarantee.* It comes from the weight alone; sums are made in double precision.
+
+    >>> if usable(torch.zeros(1, 1, 1, 1)):
+    ...     found = Standardized.of(torch.tensor([-1.0, 0.0, 1.0]).view(1, 1, 1, 3), eps=0.0)
+    ...     assert [round(float(u), 4) for u in found.u[:, 0]] == [-0.7071, 0.0, 0.7071]
+    """
+
+    u: Tensor
+    scale: Tensor
+    coefficients: Tensor
+    across: bool
+
+    @classmethod
+    def of(cls, weight: Tensor, eps: float) -> Standardized:
+        weight = _dense(weight)
+        out, kernel = len(weight), weight[0].numel()
+        across = _across(weight.shape)
+        u = weight.new_empty((out, kernel) if across else (kernel, out + -out % 16))
+        scale, coefficients = weight.new_empty(out), weight.new_empty(3, out, dtype=torch.float64)
+        places = (tensor.data_ptr() for tensor in (weight, u, scale, coefficients))
+        _kernels.standardize(*places, out, kernel, eps, across)
+        return cls(u, scale, coefficients, across)
+
+    def project(self, gradient: Tensor) -> None:
+        """Make the gradient of u, or a sum of such, that of the weight: in place, laid out as `conv_gradients` has it."""
+        assert gradient.is_contiguous()
+        assert gradient.dtype == torch.float32
+        out = len(self.scale)
+        _kernels.project(
+            gradient.data_ptr(), self.u.data_ptr(), self.scale.data_ptr(), out, gradient.numel() // out, self.across
+        )
+
+
+@dataclass(frozen=True)
 class ConvGradients:
     """What one pass over a batch gives: per-example weight gradients, [batch, out, in, kernel rows, kernel columns], in whatever
-    order in memory, and, per example and output channel ([batch, out]): the sum of their squares, the sum of the output gradient
-    (the bias's gradient) and, if a direction was given, the sum of the weight gradient's entries and its inner product with
-    the direction.
+    order in memory; their squared norms ([batch]), with what rounding may have taken from them; and, per example and output
+    channel ([batch, out]): the sum of the weight gradient's squares, the sum of the output gradient (the bias's gradient) and,
+    if a standardised weight was given, the sum of the weight gradient's entries and its inner product with u. The norms are
+    then those of the projected gradients, and what is added up is projected.
 
-    *Guarantee.* Row i comes from example i alone.
+    *Guarantee.* Row i comes from example i alone, and a norm is not below that of what is added up.
 
-    >>> found = ConvGradients(torch.zeros(2, 3, 3, 1, 4), (3, 2, 0, 1), torch.zeros(2, 2, 4))
+    >>> found = ConvGradients(torch.zeros(2, 3, 3, 1, 4), (3, 2, 0, 1), torch.zeros(2, 2, 4), torch.zeros(2))
     >>> found.gradients.shape, found.squares.shape
     (torch.Size([2, 4, 1, 3, 3]), torch.Size([2, 4]))
     """
@@ -102,24 +141,19 @@ class ConvGradients:
     rows: Tensor  # the gradients as they lie in memory
     order: tuple[int, ...]  # of the axes of `rows` without the first: out, in, kernel rows, kernel columns
     sums: Tensor
+    norms: Tensor
+    standardized: Standardized | None = None
 
     @property
     def gradients(self) -> Tensor:
         return self.rows.permute(0, *(axis + 1 for axis in self.order))
 
-    @property
-    def summands(self) -> int:
-        """How many numbers are added up one after the other in one of the sums, at most: over tiles of six rows or more."""
-        return math.prod(self.rows.shape[1:]) // self.sums.shape[2] // 6 + 16
-
-    def norms(self) -> Tensor:
-        """The squared norms, [batch], with what their summation may have lost."""
-        eps = torch.finfo(torch.float32).eps
-        return self.squares.sum(dim=1, dtype=torch.float64) * (1 + self.summands * eps)
-
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        """sum_i factors[i] * gradients[i]"""
-        return weighted_sum(self.rows, factors).permute(self.order)
+        """sum_i factors[i] * gradients[i], projected if the weight is standardised"""
+        added = weighted_sum(self.rows, factors)
+        if self.standardized is not None:
+            self.standardized.project(added)
+        return added.permute(self.order)
 
     @property
     def squares(self) -> Tensor:
@@ -138,12 +172,12 @@ class ConvGradients:
         return self.sums[:, 3]
 
 
-def conv_gradients(x: Tensor, g: Tensor, geometry: Geometry, direction: Tensor | None = None) -> ConvGradients:
+def conv_gradients(x: Tensor, g: Tensor, geometry: Geometry, standardized: Standardized | None = None) -> ConvGradients:
     """sum_t g_t a_t^T of each example, with a_t the window of the zero-padded image at output position t.
 
-    `direction` (of the shape of the weight) is what `along` is measured along.
-
-    *Guarantee.* Row i comes from row i of `x` and `g` alone; sums over positions are made in float32.
+    *Guarantee.* Row i comes from row i of `x` and `g` alone; sums over positions are made in float32. Norms allow for the
+    rounding of their sums: over n numbers it is at most n eps/2 of the squares; a projected gradient's norm consists of three
+    such sums, taken once, once and at most twice, of which none exceeds the first.
 
     >>> if usable(torch.zeros(1, 1, 1, 1)):
     ...     x, g = torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[10.0]]]])
@@ -152,31 +186,36 @@ def conv_gradients(x: Tensor, g: Tensor, geometry: Geometry, direction: Tensor |
     x, g = _dense(x), _dense(g)
     (batch, channels, height, width), (same_batch, out, down, along) = x.shape, g.shape
     assert batch == same_batch
-    # Vectors of up to 16 numbers run along the output channels, or along a row of the window if they fill them better.
-    across = out % 32 != 0 and geometry.kernel[1] * channels % 16 == 0
+    across = _across((out, channels, *geometry.kernel))
+    assert standardized is None or (standardized.across == across and len(standardized.scale) == out)
     shape = (out, *geometry.kernel, channels) if across else (*geometry.kernel, channels, out)
     rows = _buffers.take((batch, *shape))
-    sums = x.new_empty(batch, 2 if direction is None else 4, out)
-    if direction is not None:
-        assert direction.shape == (out, channels, *geometry.kernel)
-        direction = direction.to(torch.float32)
-        if across:
-            direction = direction.permute(0, 2, 3, 1).contiguous()
-        else:
-            direction = F.pad(direction.permute(2, 3, 1, 0), (0, -out % 16)).contiguous()  # whole vectors
+    sums = x.new_empty(batch, 2 if standardized is None else 4, out)
+    norms = x.new_empty(batch, dtype=torch.float64)
+    # How many numbers are added up one after the other in one of the sums, at most: over tiles of six rows or more.
+    summands = channels * math.prod(geometry.kernel) // 6 + 16
     _kernels.conv_gradients(
         x.data_ptr(),
         g.data_ptr(),
-        0 if direction is None else direction.data_ptr(),
+        0 if standardized is None else standardized.u.data_ptr(),
+        0 if standardized is None else standardized.coefficients.data_ptr(),
         rows.data_ptr(),
         sums.data_ptr(),
+        norms.data_ptr(),
         (batch, height, width, channels),
         (down, along, out),
         geometry.windows,
+        (1 if standardized is None else 4) * summands * torch.finfo(torch.float32).eps,
         across,
         torch.get_num_threads(),
     )
-    return ConvGradients(rows, (0, 3, 1, 2) if across else (3, 2, 0, 1), sums)
+    return ConvGradients(rows, (0, 3, 1, 2) if across else (3, 2, 0, 1), sums, norms, standardized)
+
+
+def _across(shape: tuple[int, ...]) -> bool:
+    """Vectors of up to 16 numbers run along the output channels, or along a row of the window if they fill them better."""
+    out, channels, _, columns = shape
+    return out % 32 != 0 and columns * channels % 16 == 0
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def _held_compiled(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
     def add(factors: Tensor) -> Tensor:
         return found.weighted_sum(factors)[:, :, 0, 0]
 
-    return found.norms(), add
+    return found.norms, add
 
 
 def _ghost_compiled(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:

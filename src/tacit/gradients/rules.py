@@ -36,10 +36,11 @@ def contributions(call: Call, layout: Layout) -> dict[str, Contribution]:
         inputs = next(leaf for leaf in call.leaves if isinstance(leaf, Tensor))
         (gradient,) = call.gradients
         assert gradient is not None
-        gradient = at_least_float32(gradient)
-        if inputs.is_floating_point():  # under autocast the two have different types
-            dtype = torch.promote_types(inputs.dtype, gradient.dtype)
-            inputs, gradient = inputs.to(dtype), gradient.to(dtype)
+        if not gradient.dtype == inputs.dtype == torch.float32:
+            gradient = at_least_float32(gradient)
+            if inputs.is_floating_point():  # under autocast the two have different types
+                dtype = torch.promote_types(inputs.dtype, gradient.dtype)
+                inputs, gradient = inputs.to(dtype), gradient.to(dtype)
         found = unit.rule(unit.module, inputs, gradient)
     return {name: found[inner] for inner, name in unit.parameters.items()}
 

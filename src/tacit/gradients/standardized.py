@@ -14,15 +14,15 @@ It is linear in G_c: a weighted sum over examples is projected once, after it wa
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cache
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from tacit.gradients import kernels
 from tacit.gradients.compiled import CompiledConv, fits
 from tacit.gradients.contribution import Add, Contribution, at_least_float32, instantiated, not_negative, squared_norms
 from tacit.gradients.conv import conv
@@ -93,41 +93,50 @@ def standardized_conv(module: WeightStandardizedConv2d, inputs: Tensor, gradient
     >>> print([round(number, 3) for number in found.flatten().tolist()])  # what is left of 1, 2, 5 beside (1, 1, 1), (-1, 0, 1)
     [0.236, -0.471, 0.236]
     """
-    u, scale = (tensor.to(gradients.dtype) for tensor in _standardized(module.weight.detach(), module.eps))
-    plain = conv(module, inputs, gradients)
     compiled = CompiledConv(module, inputs, gradients) if fits(module, inputs, gradients) else None
+    weight = module.weight.detach()
 
-    def way(parts: Callable[[], _Parts]) -> tuple[Tensor, Add]:
-        found = parts()
-        removed = _removed(u, found.totals, found.along)
-        norms = not_negative(found.squares - removed) + found.allowance
-        return norms, lambda factors: _projected(found.add(factors), u)
+    @cache
+    def standardized() -> tuple[Tensor, Tensor]:
+        u, scale = _standardized(weight, module.eps)
+        return u.to(gradients.dtype), scale.to(gradients.dtype)
 
-    def held() -> _Parts:
-        return _held(module, inputs, gradients, u, scale) if compiled is None else _held_compiled(compiled, u, scale)
+    def per_example() -> Tensor:
+        u, scale = standardized()
+        return _projected(conv(module, inputs, gradients)["weight"].per_example() * scale.unsqueeze(1), u)
 
-    def ghost() -> _Parts:
+    def held() -> tuple[Tensor, Add]:
+        return _held(module, inputs, gradients, *standardized()).way()
+
+    def held_compiled() -> tuple[Tensor, Add]:
+        assert compiled is not None
+        return compiled.held(lambda: kernels.Standardized.of(at_least_float32(weight), module.eps))
+
+    def ghost() -> tuple[Tensor, Add]:
+        u, scale = standardized()
         outputs: Tensor = module._conv_forward(inputs, u, None)
         if compiled is None or not compiled.has_ghost:
-            return _ghost(module, inputs, gradients, scale, outputs)
-        return _ghost_compiled(compiled, scale, outputs)
+            return _ghost(module, inputs, gradients, u, scale, outputs).way()
+        return _ghost_compiled(compiled, u, scale, outputs).way()
 
     return {
         "weight": Contribution(
-            lambda: _projected(plain["weight"].per_example() * scale.unsqueeze(1), u),
+            per_example,
             # Held, unless a ghost norm is asked for: that must allow for much more rounding, and needs one more convolution.
             # None on accelerators, where convolutions may run in less than float32.
-            partial(way, ghost) if gradients.device.type == "cpu" else None,
-            partial(way, held),
+            ghost if gradients.device.type == "cpu" else None,
+            held if compiled is None or not kernels.usable(weight) else held_compiled,
         ),
-        "bias": Contribution(plain["bias"].per_example if compiled is None else compiled.bias),
+        "bias": Contribution(
+            (lambda: conv(module, inputs, gradients)["bias"].per_example()) if compiled is None else compiled.bias
+        ),
     }
 
 
 @dataclass(frozen=True)
 class _Parts:
-    """Of the gradients s G of a plain convolution: |s G|^2 an example ([batch]), s sum(G_c) and s <u_c, G_c> ([batch, channels]),
-    how much rounding may take from the norm ([batch]), and how they are added up.
+    """u; and of the gradients s G of a plain convolution: |s G|^2 an example ([batch]), s sum(G_c) and s <u_c, G_c>
+    ([batch, channels]), how much rounding may take from the norm ([batch]), and how they are added up.
 
     The allowance. Held: a sum of n numbers has a rounding error of at most n eps/2 of their sizes, so each of three squares one
     of n eps |s G|^2, and they are taken once, once and at most twice: 4 n eps |s G|^2. Ghost: u_c and (1, .., 1) / sqrt(K) are at
@@ -136,30 +145,25 @@ class _Parts:
     added up in an output: 4 E in all.
     """
 
+    u: Tensor
     squares: Tensor
     totals: Tensor
     along: Tensor
     allowance: Tensor
     add: Add
 
+    def way(self) -> tuple[Tensor, Add]:
+        norms = not_negative(self.squares - _removed(self.u, self.totals, self.along)) + self.allowance
+        return norms, lambda factors: _projected(self.add(factors), self.u)
+
 
 def _held(module: nn.Conv2d, inputs: Tensor, g: Tensor, u: Tensor, scale: Tensor) -> _Parts:
     gradients = conv(module, inputs, g * scale)["weight"].per_example()
     squares, add = instantiated(lambda: gradients)()
-    return _Parts(squares, *_inner_products(gradients, u), 4 * (u[0].numel() + 4) * _eps(g) * squares, add)
+    return _Parts(u, squares, *_inner_products(gradients, u), 4 * (u[0].numel() + 4) * _eps(g) * squares, add)
 
 
-def _held_compiled(compiled: CompiledConv, u: Tensor, scale: Tensor) -> _Parts:
-    found, s = compiled.instantiated(u), scale.flatten()
-    squares = found.squares.double() @ s.double().square()
-
-    def add(factors: Tensor) -> Tensor:
-        return found.weighted_sum(factors) * scale.unsqueeze(1)
-
-    return _Parts(squares, s * found.totals, s * found.along, 4 * found.summands * _eps(s) * squares, add)
-
-
-def _ghost(module: nn.Conv2d, inputs: Tensor, gradients: Tensor, scale: Tensor, outputs: Tensor) -> _Parts:
+def _ghost(module: nn.Conv2d, inputs: Tensor, gradients: Tensor, u: Tensor, scale: Tensor, outputs: Tensor) -> _Parts:
     """s sum(G_c) = sum_t s g_tc sum(a_t), and s <u_c, G_c> = sum_t s g_tc <u_c, a_t>: the last factor is the output."""
     g = gradients * scale
     ghost = conv(module, inputs, g)["weight"].ghost
@@ -169,10 +173,10 @@ def _ghost(module: nn.Conv2d, inputs: Tensor, gradients: Tensor, scale: Tensor, 
     totals = (_by_group(module, g) * sums.unsqueeze(2)).sum(dim=(3, 4)).flatten(1)
     summands = module.weight[0].numel() + module.out_channels + math.prod(g.shape[2:]) + 8
     allowance = 3 * summands * _eps(g) * sizes * squared_norms(g)
-    return _Parts(squares, totals, (g * outputs).sum(dim=(2, 3)), allowance, add)
+    return _Parts(u, squares, totals, (g * outputs).sum(dim=(2, 3)), allowance, add)
 
 
-def _ghost_compiled(compiled: CompiledConv, scale: Tensor, outputs: Tensor) -> _Parts:
+def _ghost_compiled(compiled: CompiledConv, u: Tensor, scale: Tensor, outputs: Tensor) -> _Parts:
     s = scale.flatten()
     found = compiled.norms(scale=s, outputs=outputs)
 
@@ -181,7 +185,7 @@ def _ghost_compiled(compiled: CompiledConv, scale: Tensor, outputs: Tensor) -> _
 
     summands = compiled.module.weight[0].numel() + s.numel() + math.prod(outputs.shape[2:]) + 8
     allowance = found.allowance + 3 * summands * _eps(s) * found.size
-    return _Parts(found.squares, s * found.totals, s * found.along, allowance, add)
+    return _Parts(u, found.squares, s * found.totals, s * found.along, allowance, add)
 
 
 def _eps(tensor: Tensor) -> float:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from tacit.privacy.clipping import Clipping
+from tacit.privacy.normals import noisy_mean
 from tacit.privacy.validation import UserError
 
 if TYPE_CHECKING:
@@ -56,7 +58,7 @@ class ClippedSum:
 
 
 _SEAL = object()
-_BLOCK = 2**17  # numbers drawn at once: 1 MiB, so that what works on them stays in the cache
+_BLOCK = 2**14  # numbers drawn at once: 128 KiB, so that what works on them stays in the cache
 
 
 @dataclass(frozen=True)
@@ -153,18 +155,19 @@ class GaussianMechanism:
         is held but that of one block. Each tensor comes back laid out in memory as it was.
         """
         # On the CPU, whatever the device: some accelerators have no doubles.
-        flat = torch.cat([_flat(tensor.detach()).cpu() for tensor in clipped])
-        sizes = [tensor.numel() for tensor in clipped]
-        runs = _runs(sizes, stds)
+        flat = torch.cat([_flat(tensor) for tensor in clipped])
         private = torch.empty_like(flat)
-        for start in range(0, sum(sizes), _BLOCK):
-            block = flat[start : start + _BLOCK]
-            noise = torch.from_numpy(self._randomness.normal(block.numel()))
+        sums, means = flat.numpy(), private.numpy()
+        runs = _runs([tensor.numel() for tensor in clipped], stds)
+        for start in range(0, len(sums), _BLOCK):
+            noise = self._randomness.normal(min(_BLOCK, len(sums) - start))
             for begin, end, std in runs:
-                if begin < start + _BLOCK and end > start:
-                    noise[max(begin - start, 0) : end - start].mul_(std)
-            private[start : start + _BLOCK] = noise.add_(block).div_(self._batch_size)
-        return [_unflat(p, t) for p, t in zip(private.split_with_sizes(sizes), clipped, strict=True)]
+                first, last = max(begin, start), min(end, start + _BLOCK)
+                if first < last:
+                    noisy_mean(
+                        sums[first:last], noise[first - start : last - start], std, self._batch_size, means[first:last]
+                    )
+        return _unflat(private, clipped)
 
 
 def _runs(sizes: Iterable[int], stds: Iterable[float]) -> list[tuple[int, int, float]]:
@@ -182,20 +185,39 @@ def _runs(sizes: Iterable[int], stds: Iterable[float]) -> list[tuple[int, int, f
     return runs
 
 
-def _axes(tensor: Tensor) -> list[int]:
-    """The axes in the order of the memory, the one with the longest stride first."""
-    return sorted(range(tensor.dim()), key=tensor.stride, reverse=True)
+@lru_cache(maxsize=4096)
+def _gapless(shape: torch.Size, strides: tuple[int, ...]) -> bool:
+    """Whether the numbers of a tensor lie side by side in memory, in whatever order of the axes.
+
+    >>> _gapless(torch.Size([2, 3]), (1, 2)), _gapless(torch.Size([2, 3]), (4, 1)), _gapless(torch.Size([2, 3]), (0, 1))
+    (True, False, False)
+    """
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(strides, shape) if size != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _flat(tensor: Tensor) -> Tensor:
-    """The numbers of a tensor in the order of its memory."""
-    return tensor.view(-1) if tensor.is_contiguous() else tensor.permute(_axes(tensor)).reshape(-1)
+    """The numbers of a tensor on the CPU, in the order of its memory if they lie side by side there."""
+    tensor = tensor.detach().cpu()
+    if _gapless(tensor.shape, tensor.stride()):
+        return tensor.as_strided((tensor.numel(),), (1,))
+    return tensor.reshape(-1)
 
 
-def _unflat(flat: Tensor, like: Tensor) -> Tensor:
-    """The opposite of `_flat`: on the device and of the type of `like`, and with its axes in the same order in memory."""
-    flat = flat.to(like.device, like.dtype)
-    if like.is_contiguous():
-        return flat.view(like.shape)
-    axes = _axes(like)
-    return flat.view([like.shape[axis] for axis in axes]).permute(sorted(range(like.dim()), key=axes.__getitem__))
+def _unflat(flat: Tensor, like: Iterable[Tensor]) -> list[Tensor]:
+    """The opposite of `_flat` for the tensors side by side: on their devices, of their types, and laid out as they are."""
+    parts: list[Tensor] = []
+    begin = 0
+    for tensor in like:
+        end = begin + tensor.numel()
+        if _gapless(tensor.shape, tensor.stride()):
+            part = flat.as_strided(tensor.shape, tensor.stride(), begin)
+        else:
+            part = flat[begin:end].view(tensor.shape)
+        parts.append(part.to(tensor.device, tensor.dtype))
+        begin = end
+    return parts

@@ -9,30 +9,29 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import math
 import os
 import secrets
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tacit.privacy.normals import box_muller
 from tacit.privacy.validation import UserError, check_count
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-_WORDS = 2**17  # 64-bit words a cipher: 1 MiB, so that what works on them stays in the cache
+_WORDS = 2**14  # 64-bit words at a time: 128 KiB, so that what works on them stays in the cache
 _ZEROS = memoryview(bytes(8 * _WORDS))
+_BYTES_A_NONCE = 2**36
 
 
 class Keystream:
     """The ChaCha20 keystream (RFC 8439) of one key, in pieces that never repeat.
 
-    *Guarantee.* Every `fill` encrypts under its own nonce: how many were made before, in 96 bits. It starts at block 0 and takes
-    at most 2^14 of the nonce's 2^32 blocks, so no block is used twice, whether an implementation counts blocks in 32 bits (as the
-    RFC says) or carries into the nonce (as OpenSSL does). Threads may share an object.
+    *Guarantee.* No block of it is used twice. A nonce, which is how many there were before in 96 bits, starts at block 0 and
+    serves for at most 2^30 of its 2^32 blocks, so it does not matter whether an implementation counts blocks in 32 bits (as the
+    RFC says) or carries into the nonce (as OpenSSL does). Bytes count as used before they are drawn. Threads may share an object.
 
     >>> words = np.zeros(2, dtype=np.uint64)
     >>> Keystream(bytes(32)).fill(words)
@@ -47,14 +46,23 @@ class Keystream:
         self._encryptor: Callable[[bytes], Any] = lambda nonce: Cipher(
             algorithms.ChaCha20(key, nonce), mode=None
         ).encryptor()
-        self._fills = itertools.count()
+        self._nonces = itertools.count()
+        self._present: Any = None
+        self._left = 0  # bytes that the present nonce may still give
+        self._lock = threading.Lock()
 
     def fill(self, words: NDArray[np.uint64]) -> None:
-        """Overwrite the array, of at most 2^17 words, with random bits that no other call gives."""
+        """Overwrite the array, of at most 2^14 words, with random bits that no other call gives."""
         if words.nbytes > len(_ZEROS):
             raise ValueError(f"a piece of keystream has at most {_WORDS} words, not {len(words)}")
-        nonce = next(self._fills).to_bytes(12, "little")
-        self._encryptor(bytes(4) + nonce).update_into(_ZEROS[: words.nbytes], words.view(np.uint8).data)
+        if words.size == 0:
+            return
+        with self._lock:
+            if self._left < words.nbytes:
+                self._present = self._encryptor(bytes(4) + next(self._nonces).to_bytes(12, "little"))
+                self._left = _BYTES_A_NONCE
+            self._left -= words.nbytes
+            self._present.update_into(_ZEROS[: words.nbytes], words.view(np.uint8).data)
 
 
 class Randomness:
@@ -105,13 +113,23 @@ class Randomness:
         less than 2^-64.
         """
         self._check_process()
-        below = int(probability * 2.0**64)
+        # Of 2^64 numbers, each as probable, so many are below. Their first 16 bits nearly always tell; the other 48 are drawn
+        # when they do not.
+        first, rest = divmod(int(probability * 2.0**64), 2**48)
+        if first == 2**16:
+            return np.ones(count, dtype=np.bool_)
         coins = np.zeros(count, dtype=np.bool_)
-        words = np.empty(min(count, _WORDS), dtype=np.uint64)
-        for start in range(0, count if below > 0 else 0, _WORDS):
-            piece = words[: count - start]
-            self._sampling.fill(piece)
-            np.less_equal(piece, np.uint64(min(below, 2**64) - 1), out=coins[start : start + _WORDS])
+        words = np.empty(_WORDS, dtype=np.uint64)
+        for start in range(0, count, _WORDS):
+            piece = coins[start : start + _WORDS]
+            used = words[: -(-piece.size // 4)]
+            self._sampling.fill(used)
+            drawn = used.view(np.uint16)[: piece.size]
+            np.less(drawn, first, out=piece)
+            undecided = np.flatnonzero(drawn == first)
+            more = words[: undecided.size]
+            self._sampling.fill(more)
+            piece[undecided] = more >> np.uint64(16) < rest
         return coins
 
     def normal(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
@@ -120,39 +138,26 @@ class Randomness:
         *Guarantee.* They are exact normal numbers, rounded: the pair (r cos t, r sin t) has r = sqrt(-2 log u) with u the middle
         of one of 2^63 cells of (0, 1), each as probable, and t one of 2^64 angles; the rest is the rounding of doubles. All of
         it moves a number by less than 1e-6 but for a probability of 1e-14, then in the tails. The largest is 9.4, which exact
-        numbers exceed with probability 5e-21, one of 1e10 of them with probability 5e-11. Beside the result, at most 3 MB are
+        numbers exceed with probability 5e-21, one of 1e10 of them with probability 5e-11. Beside the result, at most 1 MB is
         in use.
         """
-        import torch
-
         self._check_process()
-        numbers = torch.empty(shape, dtype=torch.float64, device="cpu")
-        flat, count = numbers.view(-1), numbers.numel()
-        words = np.empty(min(_WORDS, count + count % 2), dtype=np.uint64)
-        for start in range(0, count, _WORDS):
+        numbers = np.empty(shape, dtype=np.float64)
+        flat = numbers.reshape(-1)
+        words = np.empty(min(_WORDS, flat.size + flat.size % 2), dtype=np.uint64)
+        for start in range(0, flat.size, _WORDS):
             piece = flat[start : start + _WORDS]
-            used = words[: count - start + count % 2]
+            used = words[: piece.size + piece.size % 2]
             self._noise.fill(used)
-            _box_muller(torch.from_numpy(used.view(np.int64)), piece)
-        return numbers.numpy()
+            if piece.size == used.size:
+                box_muller(used, piece)
+            else:
+                pairs = np.empty(used.size)
+                box_muller(used, pairs)
+                piece[:] = pairs[:-1]
+        return numbers
 
     def _check_process(self) -> None:
         # A forked process would draw its parent's noise again.
         if os.getpid() != self._process:
             raise UserError("a forked process cannot use its parent's randomness; make a new one there")
-
-
-def _box_muller(words: Tensor, normals: Tensor) -> None:
-    """Fill `normals` from as many random words, or one more if they are odd; the words are used up."""
-    import torch
-
-    pairs = words.numel() // 2
-    words[:pairs].bitwise_and_(2**63 - 1)  # not the absolute value, which -2^63 does not have
-    uniform = words.double()
-    radius, angle = uniform[:pairs].add_(0.5), uniform[pairs:]
-    uniform.mul_(2.0**-63)
-    radius.log_().mul_(-2.0).sqrt_()
-    angle.mul_(math.pi)
-    torch.cos(angle, out=normals[:pairs]).mul_(radius)
-    rest = normals[pairs:]  # one less than there are pairs, at the end of an odd count
-    torch.sin(angle[: rest.numel()], out=rest).mul_(radius[: rest.numel()])
