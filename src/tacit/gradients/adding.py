@@ -116,7 +116,7 @@ class Adding:
             norms = self._added(squares).sqrt_().t()
             if not all_finite(norms):
                 return None, norms
-            factors = clip_factors(norms, self._clipping).t().contiguous()
+            factors = clip_factors(norms, self._clipping).t().contiguous().unbind()  # by group
             sums = {name: add(factors[self._group_of[name]]) for name, add in self._large.items()}
             for group, rows in beside.items():
                 members = self._small[group]

@@ -162,6 +162,6 @@ def norm_dtype(parameters: dict[str, nn.Parameter]) -> torch.dtype:
     torch.float32
     """
     dtype = torch.float32
-    for parameter in parameters.values():
-        dtype = torch.promote_types(dtype, parameter.dtype)
+    for other in {parameter.dtype for parameter in parameters.values()} - {dtype}:
+        dtype = torch.promote_types(dtype, other)
     return dtype

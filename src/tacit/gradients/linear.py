@@ -27,8 +27,9 @@ def linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> dict[str, Co
     >>> squares.item()
     100.0
     """
-    a, g = inputs.flatten(1, -2) if inputs.dim() > 2 else inputs.unsqueeze(1), gradients
-    g = g.flatten(1, -2) if g.dim() > 2 else g.unsqueeze(1)
+    if inputs.dim() == 2:
+        return _one_position(inputs, gradients)
+    a, g = inputs.flatten(1, -2), gradients.flatten(1, -2)
     positions = a.shape[1]
     # Several positions are a row of pixels, and the layer a convolution with a kernel of one.
     compiled = positions > 1 and kernels.usable(a, g)
@@ -47,13 +48,26 @@ def linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> dict[str, Co
     }
 
 
+def _one_position(a: Tensor, g: Tensor) -> dict[str, Contribution]:
+    """One product an example: what most classifiers end with."""
+    return {
+        "weight": Contribution(
+            lambda: g.unsqueeze(2) * a.unsqueeze(1), partial(_product_of_norms, a, g), ghost_is_cheaper=True
+        ),
+        "bias": Contribution(lambda: g),
+    }
+
+
+def _product_of_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
+    """Exact, since nothing can cancel."""
+    norms = torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(g, dim=1)
+    # not a product of squares, one of which may leave the range of a float
+    return norms.square(), lambda factors: torch.mm((g * factors.to(g.dtype).unsqueeze(1)).t(), a)
+
+
 def _ghost(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
-    if a.shape[1] == 1:  # exact: one product of two norms, nothing can cancel
-        norms = torch.linalg.vector_norm(a, dim=(1, 2)) * torch.linalg.vector_norm(g, dim=(1, 2))
-        squares = norms.square()  # not a product of squares, one of which may leave the range of a float
-    else:
-        gram = (a @ a.transpose(1, 2)).mul_(g @ g.transpose(1, 2)).sum(dim=(1, 2))
-        squares = not_negative(gram) + rounding_allowance(a, g, a.shape[1] + a.shape[2] + g.shape[2] + 8)
+    gram = (a @ a.transpose(1, 2)).mul_(g @ g.transpose(1, 2)).sum(dim=(1, 2))
+    squares = not_negative(gram) + rounding_allowance(a, g, a.shape[1] + a.shape[2] + g.shape[2] + 8)
     return squares, partial(_second_pass, a, g)
 
 
