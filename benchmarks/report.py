@@ -15,7 +15,7 @@ from benchmarks.models import NETWORKS
 
 Found = dict[str, Any]
 BEGIN, END = "<!-- speed -->", "<!-- end of speed -->"
-REGIONS = ("profile", "ways", "notes")
+REGIONS = ("profile", "ways", "whole", "notes")
 
 
 def write(results: Path, readme: Path) -> None:
@@ -28,7 +28,7 @@ def write(results: Path, readme: Path) -> None:
     )
     parts = [text.HEAD, _machine(found), _overview(steps), *map(_race, steps)]
     parts += [_by_batch(steps), _width(found), _groups(found), _epochs(found), _absent(found)]
-    parts += [text.PROFILE.format(kept["profile"]), text.WAYS.format(kept["ways"]), text.NOTES.format(kept["notes"])]
+    parts += [getattr(text, name.upper()).format(kept[name]) for name in REGIONS]
     readme.write_text("\n\n".join(part.strip("\n") for part in parts if part) + "\n")
 
 

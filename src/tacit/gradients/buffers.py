@@ -7,6 +7,7 @@ long as computing them.
 from __future__ import annotations
 
 import math
+import mmap
 import sys
 import threading
 
@@ -15,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+_LARGE = 2**18  # numbers: a mebibyte
 _FREE = 2  # references to an array that nobody uses: the list's, and the argument of getrefcount
 
 
@@ -60,6 +62,16 @@ class Buffers:
         fitting = [i for i in self._free() if count <= self._arrays[i].size <= 2 * count]
         if fitting:
             return self._arrays[min(fitting, key=lambda i: self._arrays[i].size)]
-        # a little more than is asked for: batches differ in size from step to step
-        self._arrays.append(np.empty(count + count // 8, dtype=np.float32))
+        # One that is a little too small will not be needed any more, since batches differ in size, not layers.
+        outgrown = [i for i in self._free() if count / 2 < self._arrays[i].size < count]
+        if outgrown:
+            del self._arrays[max(outgrown, key=lambda i: self._arrays[i].size)]
+        self._arrays.append(_fresh(count + count // 16))
         return self._arrays[-1]
+
+
+def _fresh(count: int) -> NDArray[np.float32]:
+    """Memory of its own from the operating system, if it is much: among activations, which come and go, it would leave gaps."""
+    if count < _LARGE:
+        return np.empty(count, dtype=np.float32)
+    return np.frombuffer(mmap.mmap(-1, 4 * count), dtype=np.float32)

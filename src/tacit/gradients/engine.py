@@ -155,6 +155,7 @@ class ClippedGradient:
         refuse_known_mixers(self.model)
         alone = self.engine in ("vmap", "loop")
         route = probe(self.model, self.loss, trainable, batch, 1 if alone else self.physical_batch_size)
+        kernels.trim_memory()
         if route.engine != "rules":
             check_strategy(self.engine, route.reason)
         if alone:

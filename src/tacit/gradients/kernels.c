@@ -367,6 +367,15 @@ static PyObject *keep_memory(PyObject *self, PyObject *args)
 #endif
 }
 
+/* Hand back what is free now. */
+static PyObject *trim_memory(PyObject *self, PyObject *args)
+{
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+    Py_RETURN_NONE;
+}
+
 static PyObject *name(PyObject *self, PyObject *args)
 {
     return PyUnicode_FromString(chosen.name);
@@ -379,6 +388,7 @@ static PyMethodDef methods[] = {
     {"project", project, METH_VARARGS, "The gradient of a standardised weight, from that of the weight it is made into."},
     {"norm_gradients", norm_gradients, METH_VARARGS, "Per-example gradients of a normalisation's weight and bias."},
     {"keep_memory", keep_memory, METH_VARARGS, "Keep freed memory, up to so many bytes; whether the C library can be told so."},
+    {"trim_memory", trim_memory, METH_NOARGS, "Hand free memory back to the operating system."},
     {"name", name, METH_NOARGS, "The version in use."},
     {"use", use, METH_VARARGS, "Use the version for this instruction set (the best one if None); its name."},
     {NULL, NULL, 0, NULL},

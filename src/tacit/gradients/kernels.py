@@ -65,6 +65,17 @@ def keep_memory() -> bool:
     return _kernels is not None and bool(_kernels.keep_memory(2**30))
 
 
+def trim_memory() -> None:
+    """Hand free memory back after something that is done once, so that what stays is what every step needs.
+
+    *Guarantee.* A matter of memory alone.
+
+    >>> trim_memory()
+    """
+    if _kernels is not None:
+        _kernels.trim_memory()
+
+
 @dataclass(frozen=True)
 class Geometry:
     """How the windows of a convolution lie: kernel size, stride, and the padding before the first row and column.
