@@ -525,3 +525,50 @@ def test_hooks_of_others_are_part_of_the_model() -> None:
         layer.register_forward_hook(lambda m, args, output: 3 * output)
         layer.register_forward_pre_hook(lambda m, args: (2 * args[0],))
     assert way(check(model, flat_inputs())) == "rules"
+
+
+class _Normalised(nn.Module):
+    """A group normalisation used in every way that its own backward pass could get wrong."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.first, self.last = nn.Conv2d(2, 8, 3), nn.Conv2d(8, 3, 3)
+        self.norm = nn.GroupNorm(2, 8)
+        nn.init.normal_(self.norm.weight)
+        if how == "frozen":
+            self.norm.weight.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        y = self.norm(x)
+        if self.how == "in place":
+            y.relu_()
+        if self.how == "twice":
+            y = self.norm(y.tanh() + x)
+        if self.how == "branches":
+            y = y * x.sigmoid() + self.norm.weight.detach().view(-1, 1, 1) * y.square()
+        if self.how == "not used":
+            y = y.detach() + x
+        if self.how == "by name":
+            y = self.norm(input=y)
+        return self.last(y)
+
+
+@pytest.mark.parametrize("engine", FORCED)
+@pytest.mark.parametrize("how", ["plain", "in place", "twice", "branches", "frozen", "not used", "by name"])
+def test_group_normalisations_backward_pass_is_right_in_every_use(how: str, engine: str) -> None:
+    torch.manual_seed(3)
+    model = _Normalised(how)
+    nn.init.normal_(model.norm.bias)
+    inputs, targets = torch.randn(BATCH, 2, 9, 8), torch.arange(BATCH)
+    for clipping in (
+        Flat(0.3),
+        Grouped.by_name([n for n, p in model.named_parameters() if p.requires_grad], clipping_norm=0.1),
+    ):
+        expected = reference.clipped_sum(model, loss, clipping, inputs, targets)
+        grad = ClippedGradient(model, loss=loss, clipping=clipping, engine=engine)
+        for images in (inputs, inputs.contiguous(memory_format=torch.channels_last)):
+            # a forced ghost norm allows for rounding
+            assert_same(grad(images, targets), expected, 2e-3 if engine == "ghost" else 2e-4)
+    assert not any(module._forward_hooks for module in model.modules())

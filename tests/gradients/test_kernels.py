@@ -174,6 +174,15 @@ def test_normalisation_gradients(instructions: str, channels: int, size: int, fa
     normalised = F.group_norm(images.double(), groups, eps=1e-5)
     close(weight, (gradients * normalised).sum(dim=(2, 3)), 10 * size)
     close(bias, gradients.double().sum(dim=(2, 3)), 10 * size)
+    for affine in (None, torch.randn(channels)):
+        *same, inputs = kernels.norm_backward(images, gradients, groups, 1e-5, affine)
+        assert torch.equal(same[0], weight)
+        assert torch.equal(same[1], bias)
+        exactly = images.double().requires_grad_()
+        output = F.group_norm(exactly, groups, None if affine is None else affine.double(), eps=1e-5)
+        (expected,) = torch.autograd.grad(output, exactly, gradients.double())
+        # where the numbers of a group are nearly equal, 1 / deviation is large
+        close(inputs, expected, 10 * float(expected.abs().max()) + 10)
 
 
 @SLOW
@@ -201,6 +210,9 @@ def test_an_example_that_is_not_finite_stays_in_its_row(instructions: str) -> No
     assert not dirty[0].squares[1].isfinite().all()
     assert not dirty[1].squares[1].isfinite()
     assert not dirty[2][0][1].isfinite().all()
+    through = kernels.norm_backward(x, x, 4, 1e-5, None)[2]
+    assert through[[0, 2]].isfinite().all()
+    assert not through[1].isfinite().all()
 
 
 def test_results_do_not_depend_on_threads_or_neighbours(instructions: str) -> None:
@@ -209,6 +221,7 @@ def test_results_do_not_depend_on_threads_or_neighbours(instructions: str) -> No
     x, g, where = torch.randn(5, 16, 18, 18), torch.randn(5, 16, 18, 18), kernels.Geometry((3, 3), (1, 1), (1, 1))
     together = kernels.conv_gradients(x, g, where)
     norms = kernels.conv_norms(x, g, where)
+    through = kernels.norm_backward(x, g, 4, 1e-5, x[0, :, 0, 0])
     threads = torch.get_num_threads()
     try:
         torch.set_num_threads(3)
@@ -219,6 +232,8 @@ def test_results_do_not_depend_on_threads_or_neighbours(instructions: str) -> No
         alone = kernels.conv_gradients(x[i : i + 1], g[i : i + 1], where)
         assert torch.equal(alone.gradients[0], together.gradients[i])
         assert torch.equal(kernels.conv_norms(x[i : i + 1], g[i : i + 1], where).squares[0], norms.squares[i])
+        alone_through = kernels.norm_backward(x[i : i + 1], g[i : i + 1], 4, 1e-5, x[0, :, 0, 0])
+        assert all(torch.equal(a[0], b[i]) for a, b in zip(alone_through, through))
 
 
 @pytest.mark.parametrize("engine", ["rules", "ghost", "instantiate"])

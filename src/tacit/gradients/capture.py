@@ -22,7 +22,7 @@ from tacit.gradients.contribution import Contribution
 from tacit.gradients.conv import conv
 from tacit.gradients.embedding import embedding
 from tacit.gradients.linear import linear
-from tacit.gradients.norm import group_norm, instance_norm, layer_norm
+from tacit.gradients.norm import GroupNormBackward, group_norm, instance_norm, layer_norm
 from tacit.gradients.refusals import described
 from tacit.gradients.standardized import WeightStandardizedConv2d, standardized_conv
 from tacit.privacy.validation import UserError
@@ -95,6 +95,7 @@ class Call:
     edges: list[GradientEdge | None] = field(default_factory=list)
     shapes: list[torch.Size | None] = field(default_factory=list)
     gradients: list[Tensor | None] = field(default_factory=list)
+    backward: GroupNormBackward | None = None  # ours instead of the module's own
     outputs: list[Any] = field(default_factory=list)  # only in a probe
     drew_random_numbers: bool = False  # only in a probe
 
@@ -159,12 +160,14 @@ def capture(
     calls: list[Call] = []
     running: list[Call] = []  # generic units that have begun and not ended; what happens inside is theirs
 
-    def record_rule(unit: Unit) -> Callable[..., None]:
-        def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def record_rule(unit: Unit) -> Callable[..., Any]:
+        def hook(_: nn.Module, args: Any, kwargs: Any, output: Any) -> Any:
             if not running:
                 call = _begin(unit, args, kwargs)
+                output = _with_own_backward(call, args, output)
                 _end(call, output, probing)
                 calls.append(call)
+            return output
 
         return hook
 
@@ -340,6 +343,15 @@ def _begin(unit: Unit, args: Any, kwargs: Any) -> Call:
     call.versions = [leaf._version if isinstance(leaf, Tensor) else None for leaf in leaves]
     call.sources = [get_gradient_edge(t).node for t in leaves if isinstance(t, Tensor) and t.requires_grad]
     return call
+
+
+def _with_own_backward(call: Call, args: Any, output: Any) -> Any:
+    """The output, from which the way back goes through our own backward pass if the rule has one."""
+    module = call.unit.module
+    if not isinstance(module, nn.GroupNorm) or len(args) != 1 or not GroupNormBackward.fits(args[0], output):
+        return output
+    call.backward = GroupNormBackward(module, call.leaves[0])
+    return call.backward.passed_by(args[0], output)
 
 
 def _end(call: Call, output: Any, probing: bool) -> None:

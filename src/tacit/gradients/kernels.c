@@ -97,7 +97,7 @@ static const float *padded_rows(const Conv *s, const float *x, long first, long 
 #endif
 
 typedef void (*ConvExample)(const Conv *, const float *, const float *, const float *, float *, float *, float *);
-typedef void (*NormExample)(const Norm *, const float *, const float *, float *, float *, double *);
+typedef void (*NormExample)(const Norm *, const float *, const float *, const float *, float *, float *, float *, double *);
 typedef double (*GhostExample)(const Conv *, const float *, const float *, const float *, const float *, float *, double *, float *);
 
 typedef struct {
@@ -251,25 +251,27 @@ static PyObject *conv_norms(PyObject *self, PyObject *args)
 static PyObject *norm_gradients(PyObject *self, PyObject *args)
 {
     Norm s;
-    Py_ssize_t x_at, g_at, weight_at, bias_at;
+    Py_ssize_t x_at, g_at, affine_at, weight_at, bias_at, input_at;  /* affine, input: 0 if there is none, or none is wanted */
     int threads;  /* no groups: a layer normalisation */
-    if (!PyArg_ParseTuple(args, "nnnn(llll)di", &x_at, &g_at, &weight_at, &bias_at, &s.batch, &s.positions, &s.channels, &s.groups,
-                          &s.eps, &threads))
+    if (!PyArg_ParseTuple(args, "nnnnnn(llll)di", &x_at, &g_at, &affine_at, &weight_at, &bias_at, &input_at, &s.batch, &s.positions,
+                          &s.channels, &s.groups, &s.eps, &threads))
         return NULL;
     const float *x = (const float *)x_at, *g = (const float *)g_at;
-    float *weight = (float *)weight_at, *bias = (float *)bias_at;
+    const float *affine = (const float *)affine_at;
+    float *weight = (float *)weight_at, *bias = (float *)bias_at, *input = (float *)input_at;
     const long map = s.positions * s.channels;
     const NormExample example = s.groups ? chosen.norm : chosen.layer_norm;
     int failed = 0;
     Py_BEGIN_ALLOW_THREADS
 #pragma omp parallel num_threads(threads) reduction(| : failed)
     {
-        double *scratch = malloc(4 * s.channels * sizeof(double));
+        double *scratch = malloc(s.channels * (4 * sizeof(double) + 4 * sizeof(float)));
         failed |= scratch == NULL;
 #pragma omp for schedule(dynamic)
         for (long i = 0; i < s.batch; i++)
             if (scratch)
-                example(&s, x + i * map, g + i * map, weight + i * s.channels, bias + i * s.channels, scratch);
+                example(&s, x + i * map, g + i * map, affine, weight + i * s.channels, bias + i * s.channels,
+                        input ? input + i * map : NULL, scratch);
         free(scratch);
     }
     Py_END_ALLOW_THREADS

@@ -313,9 +313,34 @@ def norm_gradients(x: Tensor, g: Tensor, groups: int, eps: float) -> tuple[Tenso
     ...     x, g = torch.tensor([[[[1.0]], [[3.0]]]]), torch.tensor([[[[5.0]], [[7.0]]]])
     ...     assert norm_gradients(x, g, 1, 0.0)[0].tolist() == [[-5.0, 7.0]]
     """
+    return _norm_gradients(_dense(x), _dense(g), _sizes(x, groups), eps)
+
+
+def norm_backward(
+    x: Tensor, g: Tensor, groups: int, eps: float, affine: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same, and the gradient of the input, in one go; `affine` is the weight, if there is one.
+
+    *Guarantee.* Row i comes from row i of `x` and `g` alone.
+
+    >>> if usable(torch.zeros(1, 1, 1, 1)):
+    ...     x, g = torch.tensor([[[[1.0, 3.0, 5.0]]]]), torch.tensor([[[[5.0, 7.0, 3.0]]]])
+    ...     found = norm_backward(x, g, 1, 0.0, None)[2]  # what is left of g beside (1, 1, 1) and x - 3, by the deviation
+    ...     assert [round(float(v), 3) for v in found.flatten()] == [-0.612, 1.225, -0.612]
+    """
+    x, g = _dense(x), _dense(g)
+    if affine is not None:
+        affine = affine.contiguous()
+        assert affine.shape == x.shape[1:2]
+        assert usable(affine)
+    inputs = torch.empty_like(x, memory_format=torch.channels_last)
+    return *_norm_gradients(x, g, _sizes(x, groups), eps, affine, inputs), inputs
+
+
+def _sizes(x: Tensor, groups: int) -> tuple[int, ...]:
     assert groups > 0
     assert x.shape[1] % groups == 0
-    return _norm_gradients(_dense(x), _dense(g), (len(x), x.shape[2] * x.shape[3], x.shape[1], groups), eps)
+    return len(x), x.shape[2] * x.shape[3], x.shape[1], groups
 
 
 def layer_norm_gradients(x: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tensor]:
@@ -330,11 +355,18 @@ def layer_norm_gradients(x: Tensor, g: Tensor, eps: float) -> tuple[Tensor, Tens
     return _norm_gradients(x.contiguous(), g.contiguous(), (*x.shape, 0), eps)
 
 
-def _norm_gradients(x: Tensor, g: Tensor, sizes: tuple[int, ...], eps: float) -> tuple[Tensor, Tensor]:
+def _norm_gradients(
+    x: Tensor,
+    g: Tensor,
+    sizes: tuple[int, ...],
+    eps: float,
+    affine: Tensor | None = None,
+    inputs: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     assert x.shape == g.shape
     batch, _, channels, _ = sizes
     weight, bias = x.new_empty(batch, channels), x.new_empty(batch, channels)
-    places = (tensor.data_ptr() for tensor in (x, g, weight, bias))
+    places = (0 if tensor is None else tensor.data_ptr() for tensor in (x, g, affine, weight, bias, inputs))
     _kernels.norm_gradients(*places, sizes, eps, torch.get_num_threads())
     return weight, bias
 

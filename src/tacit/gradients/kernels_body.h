@@ -380,11 +380,15 @@ TARGET static double NAME(ghost_example)(const Conv *s, const float *x, const fl
     return norm;
 }
 
-/* Gradients of a group normalisation's weight and bias for one example: sum_p g n and sum_p g, with n the normalised input.
- * One pass: x is taken relative to the first pixel, so that variances do not cancel. */
-TARGET static void NAME(norm_example)(const Norm *s, const float *x, const float *g, float *weight, float *bias, double *scratch)
+/* Gradients of a group normalisation's weight and bias for one example: sum_p g n and sum_p g, with n the normalised input. One pass:
+ * x is taken relative to the first pixel, so that variances do not cancel. A second one, while x and g are near in memory, gives
+ * the gradient of the input, if `input` is not NULL: with w the weight (`affine`; 1 if NULL) and means over the group,
+ * scale (w g - mean(w g) - n mean(w g n)), both means being sums over channels of what the first pass found. */
+TARGET static void NAME(norm_example)(const Norm *s, const float *x, const float *g, const float *affine, float *weight, float *bias,
+                                      float *input, double *scratch)
 {
     double *totals = scratch, *squares = totals + s->channels, *products = squares + s->channels, *slopes = products + s->channels;
+    float *centre = (float *)(slopes + s->channels), *of_g = centre + s->channels, *of_x = of_g + s->channels, *rest = of_x + s->channels;
     for (long c = 0; c < 4 * s->channels; c++)
         scratch[c] = 0;
     const long block = 256;  /* positions added up in single precision before they go into doubles */
@@ -427,16 +431,40 @@ TARGET static void NAME(norm_example)(const Norm *s, const float *x, const float
             spread += squares[c] / count - own * own + apart * apart;
         }
         const double scale = 1 / sqrt((spread > 0 ? spread : 0) / group + s->eps);
-        for (long c = first; c < first + group; c++)
-            weight[c] = (float)(scale * (products[c] + (x[c] - mean) * slopes[c]));
+        double along = 0, across = 0;  /* mean(w g) and mean(w g n) */
+        for (long c = first; c < first + group; c++) {
+            const double found = scale * (products[c] + (x[c] - mean) * slopes[c]), own = affine ? affine[c] : 1;
+            weight[c] = (float)found;
+            along += own * slopes[c] / (group * count);
+            across += own * found / (group * count);
+        }
+        for (long c = first; c < first + group; c++) {
+            centre[c] = (float)mean;
+            of_g[c] = (float)(scale * (affine ? affine[c] : 1));
+            of_x[c] = (float)(-scale * scale * across);
+            rest[c] = (float)(-scale * along);
+        }
+    }
+    if (input == NULL)
+        return;
+    for (long p = 0; p < s->positions; p++) {
+        const long at = p * s->channels;
+        long k = 0;
+        for (; k + LANES <= s->channels; k += LANES) {
+            const VECTOR apart = *(const VECTOR *)(x + at + k) - *(const VECTOR *)(centre + k);
+            *(VECTOR *)(input + at + k) = *(const VECTOR *)(of_g + k) * *(const VECTOR *)(g + at + k) +
+                                          (*(const VECTOR *)(of_x + k) * apart + *(const VECTOR *)(rest + k));
+        }
+        for (; k < s->channels; k++)
+            input[at + k] = of_g[k] * g[at + k] + (of_x[k] * (x[at + k] - centre[k]) + rest[k]);
     }
 }
 
 /* The same for a layer normalisation: every position is normalised by itself, over its channels. */
-TARGET static void NAME(layer_norm_example)(const Norm *s, const float *x, const float *g, float *weight, float *bias,
-                                            double *scratch)
+TARGET static void NAME(layer_norm_example)(const Norm *s, const float *x, const float *g, const float *affine, float *weight,
+                                            float *bias, float *input, double *scratch)
 {
-    (void)scratch;
+    (void)scratch, (void)affine, (void)input;
     const long channels = s->channels, whole = channels / LANES * LANES;
     for (long k = 0; k < channels; k++)
         weight[k] = bias[k] = 0;

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +67,74 @@ def group_norm(module: nn.GroupNorm, inputs: Tensor, gradients: Tensor) -> dict[
         found = cache(lambda: kernels.norm_gradients(inputs, gradients, module.num_groups, module.eps))
         return {"weight": Contribution(lambda: found()[0]), "bias": Contribution(lambda: found()[1])}
     return _by_channel(gradients, lambda: F.group_norm(inputs, module.num_groups, eps=module.eps))
+
+
+class GroupNormBackward:
+    """The backward pass of one call of a `nn.GroupNorm`, ours instead of PyTorch's: the gradients of weight, bias and input come
+    from the same reading of memory, and with channels last in a fraction of the time.
+
+    *Guarantee.* Row i of every result comes from row i of the inputs and of `gradients` alone; the output's values are those the
+    module computed.
+
+    >>> layer, x = nn.GroupNorm(1, 2), torch.randn(3, 2, 4, 4, requires_grad=True)
+    >>> backward = GroupNormBackward(layer, x.detach())
+    >>> if GroupNormBackward.fits(x, layer(x)):
+    ...     output = backward.passed_by(x, layer(x))
+    ...     (ours,) = torch.autograd.grad(output.square().sum(), x)
+    ...     (theirs,) = torch.autograd.grad(layer(x).square().sum(), x)
+    ...     torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+    """
+
+    def __init__(self, module: nn.GroupNorm, inputs: Tensor) -> None:
+        self._module = module
+        self._inputs: Tensor | None = inputs
+        self._found: Callable[[], tuple[Tensor, Tensor, Tensor]] | None = None
+
+    @property
+    def passed(self) -> bool:
+        """Whether the backward pass has gone through already, and nothing is kept any more."""
+        return self._inputs is None
+
+    @staticmethod
+    def fits(inputs: Tensor, output: Tensor) -> bool:
+        """Whether the kernels can take it, and a gradient goes further than here."""
+        return inputs.dim() == 4 and inputs.requires_grad and output.requires_grad and kernels.usable(inputs, output)
+
+    def passed_by(self, inputs: Tensor, output: Tensor) -> Tensor:
+        """The output, with this as its way back to the inputs."""
+        found: Tensor = _PassedBy.apply(inputs, output.detach(), self)  # type: ignore[no-untyped-call]
+        return found
+
+    def contributions(self, gradients: Tensor) -> dict[str, Contribution]:
+        """As `group_norm` has them."""
+        module, inputs = self._module, self._inputs
+        assert inputs is not None
+        weight = None if module.weight is None else module.weight.detach()
+        found = cache(lambda: kernels.norm_backward(inputs, gradients, module.num_groups, module.eps, weight))
+        self._found = found
+        return {"weight": Contribution(lambda: found()[0]), "bias": Contribution(lambda: found()[1])}
+
+    def input_gradient(self, gradients: Tensor) -> Tensor:
+        """For the layers before; nothing is kept afterwards."""
+        if self._found is None:
+            self.contributions(gradients)
+        assert self._found is not None
+        found = self._found()[2]
+        self._found = self._inputs = None
+        return found
+
+
+class _PassedBy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, inputs: Tensor, output: Tensor, backward: GroupNormBackward) -> Tensor:
+        ctx.of = backward
+        # no view: what follows may change it in place
+        place = output.untyped_storage(), output.storage_offset(), output.shape, output.stride()
+        return inputs.new_empty(0).set_(*place)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        return ctx.of.input_gradient(gradients[0]), None, None
 
 
 def instance_norm(module: nn.InstanceNorm2d, inputs: Tensor, gradients: Tensor) -> dict[str, Contribution]:

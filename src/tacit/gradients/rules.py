@@ -32,6 +32,10 @@ def contributions(call: Call, layout: Layout) -> dict[str, Contribution]:
         return {}
     if unit.rule is None:
         found = generic(call, layout)
+    elif call.backward is not None and not call.backward.passed:
+        (gradient,) = call.gradients
+        assert gradient is not None
+        found = call.backward.contributions(gradient)
     else:
         inputs = next(leaf for leaf in call.leaves if isinstance(leaf, Tensor))
         (gradient,) = call.gradients
