@@ -1,4 +1,4 @@
-"""`python -m benchmarks [run|report|profile|ways|whole]`: race, write the tables, look into a step, a layer, a whole run."""
+"""`python -m benchmarks [run|report|profile|ways|chance|whole]`: race, write tables, look into a step, a layer, a run."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         write_ways(HERE / "README.md")
         return 0
+    if options.command == "chance":
+        from benchmarks.chance import write_chance
+
+        write_chance(HERE / "README.md")
+        return 0
     if options.command == "whole":
         from benchmarks.whole import write_whole
 
@@ -75,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
     profile.add_argument("--network", default="cifar-cnn", choices=list(BATCHES))
     profile.add_argument("--batch", type=int, default=128)
     commands.add_parser("ways", help="the cost model against measurement, layer by layer, into benchmarks/README.md")
+    commands.add_parser("chance", help="what sampling, ledger and noise cost of a step, into benchmarks/README.md")
     whole = commands.add_parser("whole", help="what of a whole training run is not steps, into benchmarks/README.md")
     whole.add_argument("--recipe", default="mnist", help="a recipe's name or file")
     whole.add_argument("--data-dir", help="where its data lie, if not in the cache")

@@ -15,7 +15,7 @@ from benchmarks.models import NETWORKS
 
 Found = dict[str, Any]
 BEGIN, END = "<!-- speed -->", "<!-- end of speed -->"
-REGIONS = ("profile", "ways", "whole", "notes")
+REGIONS = ("profile", "ways", "chance", "whole", "notes")
 
 
 def write(results: Path, readme: Path) -> None:

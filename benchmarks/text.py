@@ -15,6 +15,7 @@ What a private training step costs, next to the same step without privacy and ne
     .venv-bench/bin/python -m benchmarks report
     .venv-bench/bin/python -m benchmarks profile   # where the time of one step goes
     .venv-bench/bin/python -m benchmarks ways      # for each layer, the way that is chosen and the way that is faster
+    .venv-bench/bin/python -m benchmarks chance    # what sampling, the ledger and noise cost
     .venv-bench/bin/python -m benchmarks whole     # what of a whole training run is not steps
 
 ## How it is measured
@@ -62,6 +63,11 @@ WAYS = """\
 ## Two ways to clip a layer
 
 <!-- ways -->{}<!-- /ways -->"""
+
+CHANCE = """\
+## What chance costs
+
+<!-- chance -->{}<!-- /chance -->"""
 
 WHOLE = """\
 ## A whole run

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.nn.modules import module as module_hooks
 from torch.nn.utils.parametrize import is_parametrized
 from torch.utils import _pytree as pytree
 
@@ -282,7 +283,8 @@ def _hand_over(call: Call, arrived: Callable[[Call], None]) -> Any:
 
 
 def check_graph(calls: list[Call], losses: Tensor, trainable: dict[str, nn.Parameter]) -> None:
-    """Raise `NoRule` if a parameter is used outside the calls of its unit, which the recorded gradients would miss.
+    """Raise `NoRule` if a parameter is used outside the calls of its unit, which the recorded gradients would miss; or if there
+    are forward hooks of all modules, which see, and may change, an output before it is recorded.
 
     The graph is walked from the loss and from what enters units, not through units; inside a generic unit no
     parameter may occur but its own.
@@ -295,6 +297,8 @@ def check_graph(calls: list[Call], losses: Tensor, trainable: dict[str, nn.Param
     ...
     tacit.gradients.capture.NoRule: the parameter 'weight' is used outside the module that owns it
     """
+    if module_hooks._global_forward_hooks:
+        raise NoRule("forward hooks of all modules may change what a layer gives")
     names = {id(parameter): name for name, parameter in trainable.items()}
     ends = {edge.node for call in calls for edge in call.edges if edge is not None}
     starts = [losses.grad_fn] if losses.grad_fn is not None else []

@@ -71,7 +71,8 @@ def group_norm(module: nn.GroupNorm, inputs: Tensor, gradients: Tensor) -> dict[
 
 class GroupNormBackward:
     """The backward pass of one call of a `nn.GroupNorm`, ours instead of PyTorch's: the gradients of weight, bias and input come
-    from the same reading of memory, and with channels last in a fraction of the time.
+    from the same reading of memory, and with channels last in a fraction of the time. A pass that somebody else makes, in the
+    model or in the loss, gets the gradient of the input alone; one that is to be differentiated again, PyTorch's own.
 
     *Guarantee.* Row i of every result comes from row i of the inputs and of `gradients` alone; the output's values are those the
     module computed.
@@ -97,8 +98,14 @@ class GroupNormBackward:
 
     @staticmethod
     def fits(inputs: Tensor, output: Tensor) -> bool:
-        """Whether the kernels can take it, and a gradient goes further than here."""
-        return inputs.dim() == 4 and inputs.requires_grad and output.requires_grad and kernels.usable(inputs, output)
+        """Whether the kernels can take it, a gradient goes further than here, and no hook has changed the output already."""
+        return (
+            inputs.dim() == 4
+            and inputs.requires_grad
+            and output.grad_fn is not None
+            and output.grad_fn.name() == "NativeGroupNormBackward0"
+            and kernels.usable(inputs, output)
+        )
 
     def passed_by(self, inputs: Tensor, output: Tensor) -> Tensor:
         """The output, with this as its way back to the inputs."""
@@ -106,35 +113,42 @@ class GroupNormBackward:
         return found
 
     def contributions(self, gradients: Tensor) -> dict[str, Contribution]:
-        """As `group_norm` has them."""
-        module, inputs = self._module, self._inputs
-        assert inputs is not None
-        weight = None if module.weight is None else module.weight.detach()
-        found = cache(lambda: kernels.norm_backward(inputs, gradients, module.num_groups, module.eps, weight))
+        """As `group_norm` has them; the same pass over memory then serves `input_gradient`, and nothing is kept after it."""
+        found = cache(self._computed(gradients))
         self._found = found
         return {"weight": Contribution(lambda: found()[0]), "bias": Contribution(lambda: found()[1])}
 
-    def input_gradient(self, gradients: Tensor) -> Tensor:
-        """For the layers before; nothing is kept afterwards."""
+    def input_gradient(self, inputs: Tensor, gradients: Tensor) -> Tensor:
+        """For the layers before."""
+        if torch.is_grad_enabled():  # it is to be differentiated again
+            module = self._module
+            output = F.group_norm(inputs, module.num_groups, module.weight, module.bias, module.eps)
+            return torch.autograd.grad(output, inputs, gradients, create_graph=True)[0]
         if self._found is None:
-            self.contributions(gradients)
-        assert self._found is not None
+            return self._computed(gradients)()[2]
         found = self._found()[2]
         self._found = self._inputs = None
         return found
+
+    def _computed(self, gradients: Tensor) -> Callable[[], tuple[Tensor, Tensor, Tensor]]:
+        module, inputs = self._module, self._inputs
+        assert inputs is not None
+        weight = None if module.weight is None else module.weight.detach()
+        return lambda: kernels.norm_backward(inputs, gradients, module.num_groups, module.eps, weight)
 
 
 class _PassedBy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, output: Tensor, backward: GroupNormBackward) -> Tensor:
         ctx.of = backward
+        ctx.save_for_backward(inputs)
         # no view: what follows may change it in place
         place = output.untyped_storage(), output.storage_offset(), output.shape, output.stride()
         return inputs.new_empty(0).set_(*place)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.of.input_gradient(gradients[0]), None, None
+        return ctx.of.input_gradient(*ctx.saved_tensors, gradients[0]), None, None
 
 
 def instance_norm(module: nn.InstanceNorm2d, inputs: Tensor, gradients: Tensor) -> dict[str, Contribution]:
