@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from tacit.learning.losses import PerExampleLoss
 from tacit.training.examples import Examples, Indices, as_examples, channels_last
 
-_EVALUATING = 0.03  # the part of the work that evaluations may be
+_EVALUATING = 0.02  # the part of the work that evaluations may be
 _EVALUATION_BATCH, _EVALUATION_NUMBERS = 512, 400_000  # examples, and on a CPU numbers of their inputs, at once
 
 
@@ -20,7 +20,7 @@ def evaluations_apart(training: int, held_out: int) -> int:
     """How many epochs lie between evaluations: one costs a forward pass, a third of a step's work, for each example.
 
     >>> evaluations_apart(60_000, 10_000), evaluations_apart(60_000, 1_000)
-    (2, 1)
+    (3, 1)
     """
     return max(1, math.ceil(held_out / 3 / (_EVALUATING * training)))
 

@@ -136,7 +136,7 @@ class Recipe(Section):
 
     description: str = ""
     seed: int | None = Field(default=None, ge=0)
-    evaluate_every: int | None = Field(default=None, ge=1)  # epochs; as many as cost about 3% of the time if left out
+    evaluate_every: int | None = Field(default=None, ge=1)  # epochs; as many as cost about 2% of the time if left out
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     loss: LossSection = LossSection()

@@ -34,7 +34,7 @@ from tacit.training.examples import Examples, Indices, as_examples, channels_las
 from tacit.training.progress import Reporter, progress_of
 
 _CHECKPOINT_SECONDS = 60.0  # between checkpoints within an epoch
-_SAVING, _ACCOUNTING = 0.01, 0.05  # the most of a run's time that checkpoints, and epsilon along the way, may take
+_SAVING, _ACCOUNTING = 0.01, 0.01  # the most of a run's time that checkpoints, and epsilon along the way, may take
 _LONGEST = 600.0  # seconds that such a thing waits at most
 _PROBED = 32  # examples on which the engine tries whether any layer mixes them
 
@@ -122,7 +122,7 @@ class PrivateTrainer:
         """Make every step the plan still has, on batches the plan's sampler draws; returns one row of figures an epoch.
 
         `validate_on` is held-out data, measured exactly after the first epoch, the last, and every `evaluate_every` (by default
-        as many as keep it to about 3% of the time): the guarantee does not cover it. In a run directory, `export` writes the
+        as many as keep it to about 2% of the time): the guarantee does not cover it. In a run directory, `export` writes the
         finished model to the path it is given (by default its weights, as safetensors); the certificate names the file's hash.
         """
         examples = as_examples(dataset)
