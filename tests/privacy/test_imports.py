@@ -16,6 +16,7 @@ LIGHT = [
     "randomness",
     "sampling",
     "normals",
+    "statistics",
 ]
 
 

@@ -17,9 +17,11 @@ if TYPE_CHECKING:
     from tacit.privacy.randomness import Randomness
     from tacit.privacy.sampling import PoissonSampler
     from tacit.privacy.schedules import Constant, Linear, NoiseSchedule
+    from tacit.privacy.statistics import BoundedSum
     from tacit.privacy.validation import UserError
 
 _HOMES = {
+    "BoundedSum": "statistics",
     "ClippedSum": "mechanism",
     "Clipping": "clipping",
     "Constant": "schedules",
@@ -43,6 +45,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "BoundedSum",
     "ClippedSum",
     "Clipping",
     "Constant",

@@ -1,7 +1,8 @@
 """From what was released to epsilon, by dp-accounting: a PLD bound, with RDP beside it.
 
 Both are upper bounds for adding or removing one example. Everything here works on *levels*: pairs of a noise multiplier and the
-number of Poisson-sampled Gaussian releases made with it.
+number of Poisson-sampled Gaussian releases made with it; beside them, `whole` are the multipliers of Gaussian releases in which
+every example takes part.
 """
 
 from __future__ import annotations
@@ -44,8 +45,8 @@ _RDP_ERROR = 1e-12
 _ROUGH_ORDERS = (*range(2, 33), 48, 64, 128, 256, 512)
 
 
-def composed_event(sample_rate: float, levels: Levels) -> Any:
-    """The dp-accounting event of Poisson-sampled Gaussian releases, one composition a level.
+def composed_event(sample_rate: float, levels: Levels, whole: Sequence[float] = ()) -> Any:
+    """The dp-accounting event of Poisson-sampled Gaussian releases, one composition a level, and of those without sampling.
 
     >>> composed_event(0.01, [(1.3, 100)])
     ComposedDpEvent(events=[SelfComposedDpEvent(event=PoissonSampledDpEvent(sampling_probability=0.01,
@@ -63,11 +64,18 @@ def composed_event(sample_rate: float, levels: Levels) -> Any:
             )
             for sigma, count in levels
         ]
+        + [dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(float(sigma)), 1) for sigma in whole]
     )
 
 
 def epsilon_of(
-    sample_rate: float, levels: Levels, delta: float, *, accountant: str = "pld", coarse: bool = False
+    sample_rate: float,
+    levels: Levels,
+    delta: float,
+    *,
+    whole: Sequence[float] = (),
+    accountant: str = "pld",
+    coarse: bool = False,
 ) -> float:
     """The epsilon, at this delta, of all the releases together.
 
@@ -87,19 +95,25 @@ def epsilon_of(
         for sigma, count in levels
         if check_count("number of releases", count, at_least=0)
     ]
-    if used and min(used)[0] < _NO_NOISE:
+    all_at_once = tuple(min(check_not_negative("noise_multiplier", sigma), _LARGEST_MULTIPLIER) for sigma in whole)
+    if min([sigma for sigma, _ in used] + list(all_at_once), default=math.inf) < _NO_NOISE:
         return math.inf
-    return _epsilon_of(float(sample_rate), tuple(rounded_down(used)), float(delta), accountant, coarse)
+    return _epsilon_of(float(sample_rate), tuple(rounded_down(used)), all_at_once, float(delta), accountant, coarse)
 
 
 @lru_cache(maxsize=256)
 def _epsilon_of(
-    sample_rate: float, levels: tuple[tuple[float, int], ...], delta: float, accountant: str, coarse: bool
+    sample_rate: float,
+    levels: tuple[tuple[float, int], ...],
+    whole: tuple[float, ...],
+    delta: float,
+    accountant: str,
+    coarse: bool,
 ) -> float:
-    if not levels:
+    if not levels and not whole:
         return 0.0
-    smallest = levels[0][0]
-    event = composed_event(sample_rate, levels)
+    smallest = min([sigma for sigma, _ in levels] + list(whole))
+    event = composed_event(sample_rate, levels, whole)
     if accountant == "rdp" or delta < _SMALLEST_PLD_DELTA or smallest < _SMALLEST_PLD_MULTIPLIER:
         return _by_rdp(event, delta)
     rough = _by_rdp(event, delta, orders=_ROUGH_ORDERS)
@@ -131,10 +145,18 @@ def rounded_down(levels: Levels, most: int = MOST_LEVELS) -> list[tuple[float, i
     return list(bins.values())
 
 
-def calibrated_scale(sample_rate: float, shape: Callable[[float], Levels], *, epsilon: float, delta: float) -> float:
+def calibrated_scale(
+    sample_rate: float,
+    shape: Callable[[float], Levels],
+    *,
+    epsilon: float,
+    delta: float,
+    whole: Sequence[float] = (),
+) -> float:
     """The smallest factor for a noise schedule, within tolerance, whose releases stay within epsilon.
 
-    `shape(factor)` are the levels of the schedule scaled by `factor`. The search runs on a coarse grid and ends on the fine one.
+    `shape(factor)` are the levels of the schedule scaled by `factor`; those of `whole` are paid first, as they are. The search
+    runs on a coarse grid and ends on the fine one.
 
     *Guarantee.* `epsilon_of` of the scaled levels is at most `epsilon`, and above 0.995 of it.
 
@@ -147,6 +169,11 @@ def calibrated_scale(sample_rate: float, shape: Callable[[float], Levels], *, ep
     smallest = min(sigma for sigma, _ in shape(1.0))
     if smallest <= 0:
         raise UserError("a schedule with a step of no noise cannot reach any epsilon; make every step's noise above 0")
+    if whole and epsilon_of(sample_rate, [], delta, whole=whole) >= target:
+        raise UserError(
+            f"epsilon {target:g} at delta {delta:g} is spent by the statistics of the training set alone; "
+            "give them more noise, or ask for a larger epsilon"
+        )
     if 1 - (1 - sample_rate) ** sum(count for _, count in shape(1.0)) <= delta:
         raise UserError(
             f"delta {delta:g} is above the chance that an example is ever sampled; choose a far smaller delta"
@@ -156,13 +183,13 @@ def calibrated_scale(sample_rate: float, shape: Callable[[float], Levels], *, ep
     )
 
     def rough(levels: Levels) -> float:
-        return _by_rdp(composed_event(sample_rate, rounded_down(levels)), delta, _ROUGH_ORDERS)
+        return _by_rdp(composed_event(sample_rate, rounded_down(levels), whole), delta, _ROUGH_ORDERS)
 
     def coarse(levels: Levels) -> float:
-        return epsilon_of(sample_rate, levels, delta, coarse=True)
+        return epsilon_of(sample_rate, levels, delta, whole=whole, coarse=True)
 
     def fine(levels: Levels) -> float:
-        return epsilon_of(sample_rate, levels, delta)
+        return epsilon_of(sample_rate, levels, delta, whole=whole)
 
     found = math.nan
     for bound in (rough, coarse, fine):

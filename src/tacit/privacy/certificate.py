@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit.privacy.accounting import epsilon_of
-from tacit.privacy.ledger import Entry, canonical, read_ledger, released_levels
+from tacit.privacy.ledger import Entry, canonical, read_ledger, released_levels, whole_levels
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError
 
@@ -43,18 +43,18 @@ def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
         raise UserError(
             "the ledger holds releases at another sampling rate than its plan's; this ledger proves nothing"
         )
-    levels = released_levels(releases)
-    epsilon = epsilon_of(plan.sample_rate, levels, delta)
+    levels, whole = released_levels(releases), whole_levels(entries)
+    epsilon = epsilon_of(plan.sample_rate, levels, delta, whole=whole)
     void, caveats = _caveats(entries, releases, plan, delta)
     if not math.isfinite(epsilon):
         void.append("no epsilon holds: at least one release had (almost) no noise")
     models = [entry["sha256"] for entry in entries if entry["kind"] == "model"]
     content: dict[str, Any] = {
         "format": FORMAT,
-        "statement": _statement(_rounded_up(epsilon), delta, len(releases), void),
+        "statement": _statement(_rounded_up(epsilon), delta, len(releases) + len(whole), void),
         "epsilon": _rounded_up(epsilon),
         "delta": delta,
-        "epsilon_rdp": _rounded_up(epsilon_of(plan.sample_rate, levels, delta, accountant="rdp")),
+        "epsilon_rdp": _rounded_up(epsilon_of(plan.sample_rate, levels, delta, whole=whole, accountant="rdp")),
         "accountant": "PLD (dp-accounting); RDP beside it",
         "neighbouring_relation": NEIGHBOURS,
         "sampling": {"kind": "poisson", "sample_rate": plan.sample_rate},
@@ -62,7 +62,14 @@ def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
         "noise": {"kind": "gaussian", "levels": [{"noise_multiplier": s, "releases": k} for s, k in levels]},
         "releases": len(releases),
         "planned_releases": plan.steps,
-        "released": ["a noisy clipped gradient for every step, and with them every model along the way"],
+        "released": [
+            "a noisy clipped gradient for every step, and with them every model along the way",
+            *(
+                f"{entry['what']} of all training examples, noise multiplier {entry['noise_multiplier']:g}"
+                for entry in entries
+                if entry["kind"] == "whole-release"
+            ),
+        ],
         "valid_for_release": not void,
         "void_because": void,
         "caveats": caveats,
@@ -114,9 +121,8 @@ def verify(run_directory: str | os.PathLike[str]) -> dict[str, Any]:
     del expected["digest"]
     if _close(found.get("epsilon"), expected["epsilon"]):
         # The sentence names the epsilon of the certificate, in whose last digit two machines may differ.
-        expected["statement"] = _statement(
-            found["epsilon"], expected["delta"], expected["releases"], expected["void_because"]
-        )
+        count = expected["releases"] + len(whole_levels(entries))
+        expected["statement"] = _statement(found["epsilon"], expected["delta"], count, expected["void_because"])
     for key, value in expected.items():
         given = found.get(key)
         same = _close(given, value) if key in ("epsilon", "epsilon_rdp") else canonical(given) == canonical(value)
@@ -143,7 +149,7 @@ def _caveats(
     """What voids the certificate for release, and what its reader must know."""
     facts = entries[0]["facts"]
     void, caveats = [], []
-    if facts.get("reproducible") or any(entry.get("reproducible") for entry in releases):
+    if facts.get("reproducible") or any(entry.get("reproducible") for entry in entries):
         void.append("the noise came from a known seed: whoever knows it can subtract the noise")
     if any(entry["sampled_by"] != "tacit" for entry in releases):
         void.append(

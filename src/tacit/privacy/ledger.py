@@ -124,6 +124,11 @@ class Ledger:
         return _releases(self._entries)
 
     @property
+    def whole_releases(self) -> int:
+        """How many releases of all examples at once are recorded, made or only announced."""
+        return len(whole_levels(self._entries))
+
+    @property
     def plan(self) -> PrivacyPlan:
         """The plan the ledger was opened with."""
         from tacit.privacy.plan import PrivacyPlan
@@ -154,6 +159,17 @@ class Ledger:
                 "noise_multiplier": float(noise_multiplier),
                 "sample_rate": float(sample_rate),
                 "sampled_by": sampled_by,
+                "reproducible": reproducible,
+            }
+        )
+
+    def record_whole_release(self, *, noise_multiplier: float, what: str, reproducible: bool = False) -> None:
+        """Record one release of a Gaussian mechanism in which every example takes part, on the disk, before it is made."""
+        self._append(
+            {
+                "kind": "whole-release",
+                "noise_multiplier": float(noise_multiplier),
+                "what": what,
                 "reproducible": reproducible,
             }
         )
@@ -294,6 +310,12 @@ def _well_formed(entry: Entry, before: list[Entry]) -> bool:
             and type(entry["step"]) is int
             and entry["step"] == _releases(before)
         )
+    if entry["kind"] == "whole-release":
+        return (
+            type(entry["noise_multiplier"]) is float
+            and type(entry["what"]) is str
+            and type(entry["reproducible"]) is bool
+        )
     if entry["kind"] == "model":
         return type(entry["sha256"]) is str
     if entry["kind"] == "disclosure":
@@ -347,3 +369,12 @@ def released_levels(entries: Iterable[Entry]) -> list[tuple[float, int]]:
     """
     sigmas = (float(entry["noise_multiplier"]) for entry in entries if entry["kind"] == "release")
     return sorted(Counter(sigmas).items())
+
+
+def whole_levels(entries: Iterable[Entry]) -> list[float]:
+    """The noise multipliers of the releases in which every example takes part.
+
+    >>> whole_levels([{"kind": "whole-release", "noise_multiplier": 8.0}, {"kind": "release", "noise_multiplier": 2.0}])
+    [8.0]
+    """
+    return [float(entry["noise_multiplier"]) for entry in entries if entry["kind"] == "whole-release"]

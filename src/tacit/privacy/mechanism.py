@@ -15,6 +15,7 @@ from torch import Tensor
 
 from tacit.privacy.clipping import Clipping
 from tacit.privacy.normals import noisy_mean
+from tacit.privacy.statistics import BoundedSum
 from tacit.privacy.validation import UserError
 
 if TYPE_CHECKING:
@@ -147,6 +148,33 @@ class GaussianMechanism:
         )
         gradients = self._noisy(list(summed.gradients.values()), list(std_of.values()))
         return PrivateGradient(dict(zip(names, gradients, strict=True)), step, sigma, std_of, _SEAL)
+
+    def release_whole(self, summed: BoundedSum, *, what: str) -> Tensor:
+        """Pay for, and make, the plan's next release in which every example takes part: the sum with noise, [blocks, width].
+
+        *Guarantee.* Each block is divided by its bound, so that one example moves the whole by at most `summed.sensitivity`;
+        independent noise of `noise_multiplier * sensitivity` is added to every coordinate, in double precision. A plan without
+        such a release, or whose releases were all made, refuses.
+
+        >>> from tacit.privacy import Ledger, PrivacyPlan, Randomness
+        >>> plan = PrivacyPlan(sample_rate=0.1, steps=2, expected_batch_size=10, whole_releases=(8.0,))
+        >>> mechanism = plan.mechanism(Randomness.from_operating_system(), Ledger.in_memory(plan, delta=1e-5))
+        >>> mechanism.release_whole(BoundedSum.over([torch.ones(5, 1, 3)], [1.0]), what="the sum").shape
+        torch.Size([1, 3])
+        """
+        made = self._ledger.whole_releases
+        if made >= len(self.plan.whole_releases):
+            raise UserError(
+                f"the plan has {len(self.plan.whole_releases)} releases of all examples at once, and they were made; "
+                "what was released then is lost: start a new run"
+                if made
+                else "the plan pays for no statistics of the training set; give it whole_releases"
+            )
+        sigma = self.plan.whole_releases[made]
+        self._ledger.record_whole_release(noise_multiplier=sigma, what=what, reproducible=self._randomness.reproducible)
+        noise = torch.from_numpy(self._randomness.normal(tuple(summed.total.shape)))
+        bounds = torch.tensor(summed.bounds, dtype=torch.float64).unsqueeze(1)
+        return (summed.total.double().cpu() / bounds + sigma * summed.sensitivity * noise) * bounds
 
     def _noisy(self, clipped: list[Tensor], stds: list[float]) -> list[Tensor]:
         """(clipped + N(0, std^2)) / expected batch size for each tensor, in double precision and rounded once.

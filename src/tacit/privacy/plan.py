@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 class PrivacyPlan:
     """Sampling rate, number of steps, clipping and noise of a whole training run.
 
+    `whole_releases` are the noise multipliers of releases in which every training example takes part, made before the first step:
+    of statistics, with which inputs are standardised.
+
     *Guarantee.* The sampler, the mechanism and the accounting event all come from the same values, so what runs and what is
     claimed cannot differ. `sample_rate`, `steps` and `expected_batch_size` are public constants, fixed before training.
 
@@ -35,6 +39,7 @@ class PrivacyPlan:
     clipping: Clipping = dataclasses.field(default_factory=lambda: Flat(1.0))
     noise: NoiseSchedule = dataclasses.field(default_factory=lambda: Constant(1.0))
     expected_batch_size: float | None = None
+    whole_releases: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sample_rate", check_probability("sample_rate", self.sample_rate))
@@ -42,6 +47,8 @@ class PrivacyPlan:
         if self.expected_batch_size is not None:
             size = check_positive("expected_batch_size", self.expected_batch_size)
             object.__setattr__(self, "expected_batch_size", size)
+        whole = tuple(check_positive("whole_releases", sigma) for sigma in self.whole_releases)
+        object.__setattr__(self, "whole_releases", whole)
         if not isinstance(self.clipping, Clipping):
             raise UserError(f"clipping must be Flat(...) or Grouped(...), not {self.clipping!r}")
         if not isinstance(self.noise, NoiseSchedule):
@@ -56,6 +63,7 @@ class PrivacyPlan:
         epochs: float,
         clipping: Clipping | None = None,
         noise: NoiseSchedule | None = None,
+        whole_releases: Sequence[float] = (),
     ) -> PrivacyPlan:
         """A plan in the usual words: how many examples there are, the expected batch size, and passes over the data.
 
@@ -79,6 +87,7 @@ class PrivacyPlan:
             expected_batch_size=batch_size,
             clipping=clipping or Flat(1.0),
             noise=noise or Constant(1.0),
+            whole_releases=tuple(whole_releases),
         )
 
     def noise_multiplier(self, step: int) -> float:
@@ -105,7 +114,7 @@ class PrivacyPlan:
         >>> type(PrivacyPlan(sample_rate=0.1, steps=10).event()).__name__
         'ComposedDpEvent'
         """
-        return accounting.composed_event(self.sample_rate, self.levels())
+        return accounting.composed_event(self.sample_rate, self.levels(), self.whole_releases)
 
     def epsilon(self, delta: float, *, accountant: str = "pld") -> float:
         """The epsilon of the whole plan at this delta, for adding or removing one example.
@@ -114,7 +123,9 @@ class PrivacyPlan:
         >>> round(plan.epsilon(1e-5, accountant="rdp"), 3)
         1.641
         """
-        return accounting.epsilon_of(self.sample_rate, self.levels(), delta, accountant=accountant)
+        return accounting.epsilon_of(
+            self.sample_rate, self.levels(), delta, whole=self.whole_releases, accountant=accountant
+        )
 
     def calibrated(self, *, epsilon: float, delta: float) -> PrivacyPlan:
         """The same plan with its noise scaled so that epsilon is reached: never exceeded, and missed by less than 0.5%.
@@ -128,6 +139,7 @@ class PrivacyPlan:
             lambda scale: levels(self.noise.scaled(scale), self.steps),
             epsilon=epsilon,
             delta=delta,
+            whole=self.whole_releases,
         )
         return dataclasses.replace(self, noise=self.noise.scaled(factor))
 
@@ -161,13 +173,14 @@ class PrivacyPlan:
         >>> PrivacyPlan.from_dict(plan.to_dict()) == plan
         True
         """
-        return {
+        described = {
             "sample_rate": self.sample_rate,
             "steps": self.steps,
             "expected_batch_size": self.expected_batch_size,
             "clipping": self.clipping.to_dict(),
             "noise": self.noise.to_dict(),
         }
+        return {**described, "whole_releases": list(self.whole_releases)} if self.whole_releases else described
 
     @classmethod
     def from_dict(cls, description: dict[str, Any]) -> PrivacyPlan:
