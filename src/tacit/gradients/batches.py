@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 from tacit.privacy.validation import UserError
 
-Loss = Callable[[Any, Any], Tensor]
+Loss = Callable[..., Tensor]
 
 
 @dataclass(frozen=True)
@@ -69,6 +69,22 @@ class Batch:
         return str(self.spec), tuple(described)
 
 
+class LayerOutput(NamedTuple):
+    """A layer as a loss sees it: what came out of it before its activation, [batch, ...], and its weight.
+
+    *Guarantee.* Plain data.
+
+    >>> LayerOutput(torch.zeros(4, 3), torch.zeros(3, 2)).output.shape
+    torch.Size([4, 3])
+    """
+
+    output: Tensor
+    weight: Tensor
+
+
+LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+
+
 def losses_of(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
     """One loss an example, [batch].
 
@@ -81,21 +97,65 @@ def losses_of(model: nn.Module, loss: Loss, batch: Batch) -> Tensor:
     tacit.privacy.validation.UserError: the loss must give one value an example, a tensor of shape [4], not [];
     use reduction="none"
     """
+    return outputs_and_losses(model, loss, batch)[1]
+
+
+def outputs_and_losses(model: nn.Module, loss: Loss, batch: Batch) -> tuple[Any, Tensor]:
+    """What the model gives, and one loss an example.
+
+    A loss with a true `wants_hidden` is called `loss(outputs, targets, layers)`, with the linear and convolutional layers in the
+    order in which they ended: the very tensors of this forward pass, with their graph. All but the last are hidden.
+
+    *Guarantee.* As for `losses_of`; the hooks are gone when it returns or raises.
+
+    >>> class Energy:
+    ...     wants_hidden = True
+    ...     def __call__(self, outputs, targets, layers): return layers[0].output.square().sum(dim=1)
+    >>> model = nn.Sequential(nn.Linear(2, 3), nn.Tanh(), nn.Linear(3, 1))
+    >>> outputs_and_losses(model, Energy(), Batch.of(torch.zeros(4, 2), None))[1].shape
+    torch.Size([4])
+    """
     inputs, targets = batch.tree()
-    if isinstance(inputs, (tuple, list)):
-        outputs = model(*inputs)
-    elif isinstance(inputs, dict):
-        outputs = model(**inputs)
-    else:
-        outputs = model(inputs)
-    losses = loss(outputs, targets)
+    layers: list[LayerOutput] = []
+    versions: list[int] = []
+    wanted = bool(getattr(loss, "wants_hidden", False))
+    handles = _recording(model, layers, versions) if wanted else []
+    try:
+        if isinstance(inputs, (tuple, list)):
+            outputs = model(*inputs)
+        elif isinstance(inputs, dict):
+            outputs = model(**inputs)
+        else:
+            outputs = model(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if any(layer.output._version != version for layer, version in zip(layers, versions)):
+        raise UserError(
+            "what a layer gives is changed in place, so the loss cannot see it; use activations that are not in place"
+        )
+    losses = loss(outputs, targets, layers) if wanted else loss(outputs, targets)
     if not isinstance(losses, Tensor) or losses.shape != (batch.size,):
         found = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         raise UserError(
             f"the loss must give one value an example, a tensor of shape [{batch.size}], not {found}; "
             'use reduction="none"'
         )
-    return losses
+    return outputs, losses
+
+
+def _recording(model: nn.Module, layers: list[LayerOutput], versions: list[int]) -> list[Any]:
+    """Let every linear and convolutional layer note what it gives."""
+
+    def record(module: nn.Module, _: Any, output: Tensor) -> None:
+        assert isinstance(module, LAYERS)
+        layers.append(LayerOutput(output, module.weight))
+        versions.append(output._version)
+
+    # first of all hooks, as the engine's own: what the layer computed, not what another hook made of it
+    return [
+        module.register_forward_hook(record, prepend=True) for module in modules_of(model) if isinstance(module, LAYERS)
+    ]
 
 
 def modules_of(model: nn.Module) -> list[nn.Module]:

@@ -39,10 +39,10 @@ class ClippedGradient:
     (up to the rounding of floating-point arithmetic), if the model and the loss look at each example by itself. That is tried,
     not proved: layers known to mix are refused by name, and before the first batch of a kind some of its examples are exchanged
     or left out, while losses and gradients of the others must stay the same (`probe` says what is compared). Mixing that shows
-    only on inputs, weights or batches unlike those tried is not found; the engines "vmap" and "loop" run each example by itself,
-    and do not depend on it. A model that keeps something of the examples in parameters, buffers or tensor attributes is refused,
-    as far as the same runs show it. An example whose gradient is not finite adds nothing and is counted. The model is left as
-    it was: no hook, no attribute, no `.grad`, no other mode.
+    only on inputs, weights or batches unlike those tried, or in a loss that has changed since, is not found; the engines "vmap"
+    and "loop" run each example by itself, and do not depend on it. A model that keeps something of the examples in parameters,
+    buffers or tensor attributes is refused, as far as the same runs show it. An example whose gradient is not finite adds
+    nothing and is counted. The model is left as it was: no hook, no attribute, no `.grad`, no other mode.
 
     >>> from tacit.privacy.clipping import Flat
     >>> model = nn.Linear(1, 1, bias=False)

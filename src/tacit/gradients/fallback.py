@@ -46,6 +46,7 @@ class _Functional(nn.Module):
 
     def __init__(self, model: nn.Module, parameters: dict[str, Tensor]) -> None:
         super().__init__()
+        self.model = model  # whose layers a loss may want to see
         self._call: Callable[[Any, Any], Any] = partial(call_with, model, parameters)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

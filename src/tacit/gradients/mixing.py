@@ -27,6 +27,8 @@ DEPENDS_ON_SIZE = (
 class Run:
     """What one run gave: the calls of the units, the losses, what the loss was given, and whether random numbers were drawn.
 
+    `outputs` is a tuple: what the model gave, and the layers if the loss wants them.
+
     *Guarantee.* `outputs` share no memory with the graph.
 
     >>> Run(Batch.of(torch.zeros(1), None), None, [], torch.zeros(1), outputs=None, random=False).losses
@@ -61,10 +63,11 @@ class Subject:
     def run(self, batch: Batch, seed: int | None = None) -> Run:
         given: list[Any] = []
 
-        def watched(outputs: Any, targets: Any) -> Tensor:
-            given.append(pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), outputs))
-            return self.loss(outputs, targets)
+        def watched(outputs: Any, targets: Any, *layers: Any) -> Tensor:
+            given.append(pytree.tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), (outputs, *layers)))
+            return self.loss(outputs, targets, *layers)
 
+        watched.wants_hidden = getattr(self.loss, "wants_hidden", False)  # type: ignore[attr-defined]
         self.sandbox.restart(seed)
         calls, losses = capture(self.model, self.units, watched, batch, probing=True)
         random = self.sandbox.drew_random_numbers()
@@ -220,8 +223,10 @@ def check_loss_alone(subject: Subject, run: Run, rows: list[int], axes: list[int
         return
     subject.sandbox.restart(run.seed)
     try:
-        together = subject.loss(pytree.tree_unflatten([_copied(leaf) for leaf in leaves], spec), run.batch.tree()[1])
-        part = subject.loss(pytree.tree_unflatten(some, spec), run.batch.rows(index).tree()[1])
+        outputs, *layers = pytree.tree_unflatten([_copied(leaf) for leaf in leaves], spec)
+        together = subject.loss(outputs, run.batch.tree()[1], *layers)
+        outputs, *layers = pytree.tree_unflatten(some, spec)
+        part = subject.loss(outputs, run.batch.rows(index).tree()[1], *layers)
     except Exception:
         return
     if not subject.sandbox.drew_random_numbers() and not agree(together[rows], part):
