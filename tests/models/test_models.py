@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from tacit.gradients import ClippedGradient
-from tacit.learning import ACTIVATIONS, LOSSES
+from tacit.learning import ACTIVATIONS, LOSSES, make_loss
 from tacit.models import MODELS, build, without_batch_norm
 from tacit.privacy import Flat, UserError
 
@@ -23,8 +23,11 @@ def test_the_papers_networks_have_the_papers_number_of_parameters():
 def test_every_network_trains_privately_with_every_activation(name, activation):
     shape = (3, 8, 8) if name in ("resnet-20", "wrn-16-4") else (3, 32, 32)  # the deep ones take their time
     model = build(name, shape, 4, ACTIVATIONS[activation])
-    for loss in LOSSES.values():
-        summed = ClippedGradient(model, loss=loss, clipping=Flat(1.0))(torch.randn(3, *shape), torch.tensor([0, 1, 3]))
+    for loss in LOSSES:
+        if loss == "tailored" and name == "linear":
+            continue  # it has no hidden layer
+        gradient = ClippedGradient(model, loss=make_loss(loss), clipping=Flat(1.0))
+        summed = gradient(torch.randn(3, *shape), torch.tensor([0, 1, 3]))
         assert summed.norms.shape == (3, 1)
         assert all(torch.isfinite(gradient).all() for gradient in summed.gradients.values())
 
@@ -48,7 +51,7 @@ def test_replacing_batch_norm_leaves_none_and_keeps_the_rest():
     assert isinstance(model[1], nn.BatchNorm2d), "the original is left as it is"
     assert torch.equal(replaced[1].weight, model[1].weight)
     assert torch.equal(replaced[0].weight, model[0].weight)
-    ClippedGradient(replaced, loss=LOSSES["cross-entropy"], clipping=Flat(1.0))(
+    ClippedGradient(replaced, loss=make_loss("cross-entropy"), clipping=Flat(1.0))(
         torch.randn(2, 3, 8, 8), torch.tensor([0, 1])
     )
 

@@ -6,13 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
-from tacit.models.networks import Activation, cifar_cnn, linear, mnist_cnn, perceptron, scatter_cnn, small_cnn
+from tacit.models.networks import Activation, all_conv, cifar_cnn, linear, mnist_cnn, perceptron, scatter_cnn, small_cnn
 from tacit.models.residual import resnet, wide_resnet
 from tacit.privacy.validation import UserError, check_choice
 
 MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "mnist-cnn": mnist_cnn,
     "cifar-cnn": cifar_cnn,
+    "all-conv": all_conv,
     "scatter-cnn": scatter_cnn,
     "small-cnn": small_cnn,
     "resnet-20": resnet,
@@ -39,4 +40,10 @@ def build(name: str, input_shape: Sequence[int], classes: int, activation: Activ
             f"the model {name!r} needs images [channels, height, width], not examples of shape {list(shape)}; "
             "choose 'linear' or 'perceptron'"
         )
-    return MODELS[name](shape, classes, activation)
+    model = MODELS[name](shape, classes, activation)
+    left = getattr(activation, "left", 0)  # of a list, one a hidden layer
+    if left:
+        raise UserError(
+            f"model.activation has {activation.given + left} activations for {activation.given} hidden layers of {name!r}"  # type: ignore[attr-defined]
+        )
+    return model
