@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import typer
@@ -20,7 +21,7 @@ def command(
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
     """How accurate is a trained model on held-out data?"""
-    from tacit.learning import LOSSES
+    from tacit.learning import make_loss
     from tacit.training.evaluation import evaluate
     from tacit.training.recipe import Recipe
     from tacit.training.run import load_data, load_model
@@ -33,7 +34,10 @@ def command(
             f"{test.name} has examples of shape {list(test.input_shape)} in {len(test.classes)} classes; the model takes "
             f"{facts['input_shape']} in {len(facts['classes'])}"
         )
-    accuracy, loss = evaluate(model, test, LOSSES[recipe.loss.name])
+    criterion = make_loss(recipe.loss.name, **(recipe.loss.model_extra or {}))
+    if hasattr(criterion, "begin_epoch"):  # as it was at the end of the run
+        criterion.begin_epoch(max(math.ceil(recipe.privacy.epochs) - 1, 0))
+    accuracy, loss = evaluate(model, test, criterion)
     if as_json:
         print_json(
             {"test_accuracy": accuracy, "test_loss": loss, "examples": len(test), "classes": len(facts["classes"])}

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tacit.gradients.batches import Batch, losses_of, outputs_and_losses
 from tacit.learning.losses import PerExampleLoss
 from tacit.training.examples import Examples, Indices, as_examples, channels_last
 
@@ -25,6 +28,25 @@ def evaluations_apart(training: int, held_out: int) -> int:
     return max(1, math.ceil(held_out / 3 / (_EVALUATING * training)))
 
 
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """The model in eval mode, and every module back in its own afterwards.
+
+    >>> model = nn.Dropout()
+    >>> with evaluating(model): model.training
+    False
+    >>> model.training
+    True
+    """
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, training in modes:
+            module.training = training
+
+
 @torch.no_grad()
 def evaluate(model: nn.Module, dataset: Any, loss: PerExampleLoss) -> tuple[float, float]:
     """Accuracy and mean loss over a data set, exactly. On training data, the result is private.
@@ -36,20 +58,15 @@ def evaluate(model: nn.Module, dataset: Any, loss: PerExampleLoss) -> tuple[floa
     """
     examples = as_examples(dataset)
     device = next(model.parameters()).device
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
+    with evaluating(model):
         right, total = 0, 0.0
         size = _evaluation_batch(examples, device)
         for start in range(0, len(examples), size):
             chosen = np.arange(start, min(start + size, len(examples)))
             inputs, targets = examples.batch(chosen, device)
-            outputs = model(channels_last(inputs))
+            outputs, losses = outputs_and_losses(model, loss, Batch.of(channels_last(inputs), targets))
             right += int((outputs.argmax(dim=1) == targets).sum())
-            total += float(loss(outputs, targets).sum())
-    finally:
-        for module, training in modes:
-            module.training = training
+            total += float(losses.sum())
     return right / len(examples), total / len(examples)
 
 
@@ -72,4 +89,4 @@ def mean_loss(model: nn.Module, examples: Examples, loss: PerExampleLoss, indice
     if len(indices) == 0:
         return None
     inputs, targets = examples.batch(indices[:_EVALUATION_BATCH], next(model.parameters()).device)
-    return float(loss(model(inputs), targets).mean())
+    return float(losses_of(model, loss, Batch.of(inputs, targets)).mean())

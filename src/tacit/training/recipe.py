@@ -24,6 +24,9 @@ from tacit.privacy.validation import UserError, check_delta, check_positive, nea
 Value = bool | int | float | str | list[int] | list[float] | list[str]
 
 
+_STATISTICS_NOISE = 8.0  # little is spent on statistics, and less is needed
+
+
 class Section(BaseModel):
     """A part of a recipe: values of a fixed type under known names, nothing else."""
 
@@ -42,10 +45,15 @@ class DataSection(Section):
 
 
 class ModelSection(Section):
-    """Which network, with which activation."""
+    """Which network, with which activation: a name, `tempered:SCALE:INVERSE_TEMPERATURE:OFFSET`, or a list of one a layer."""
 
     name: str = "small-cnn"
-    activation: str = "tanh"
+    activation: str | list[str] = "tanh"
+    features: str | None = None  # a fixed map before the network: "scattering"
+    # of the features: "group" (free), "standard" (by statistics of the training set, paid for) or "none"
+    normalization: str | None = None
+    # public numbers, for "standard": what an example's vector of means, and of mean squares, by channel, is clipped to
+    normalization_bounds: list[float] | None = None
 
 
 class PrivacySection(Section):
@@ -65,8 +73,11 @@ class PrivacySection(Section):
     clipping_norm: float | list[float] = 1.0
     groups: list[list[str]] | None = None
     noise_shape: list[float] | None = None
+    statistics_noise_multiplier: float | None = (
+        None  # of the release that model.normalization = "standard" makes; 8 if left out
+    )
 
-    @field_validator("epsilon", "noise_multiplier")
+    @field_validator("epsilon", "noise_multiplier", "statistics_noise_multiplier")
     @classmethod
     def _positive(cls, value: float | None, info: Any) -> float | None:
         return None if value is None else check_positive(info.field_name, value)
@@ -93,8 +104,8 @@ class PrivacySection(Section):
         return self
 
 
-class ClassOfTorch(Section):
-    """The name of a class of torch; every other key is one of its arguments."""
+class WithOptions(Section):
+    """The name of something; every other key is one of its options."""
 
     model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
     name: str | None = None
@@ -110,18 +121,18 @@ class ClassOfTorch(Section):
         return self
 
 
-class OptimizerSection(ClassOfTorch):
+class OptimizerSection(WithOptions):
     """Any optimizer of torch.optim by its class name; every other key is one of its arguments."""
 
     name: str = "SGD"
 
 
-class LearningRateSection(ClassOfTorch):
+class LearningRateSection(WithOptions):
     """Any schedule of torch.optim.lr_scheduler by its class name, stepped once a step; other keys are its arguments."""
 
 
-class LossSection(Section):
-    """Which loss, one value an example."""
+class LossSection(WithOptions):
+    """Which loss, one value an example; every other key is one of its options."""
 
     name: str = "cross-entropy"
 
@@ -137,6 +148,9 @@ class Recipe(Section):
     description: str = ""
     seed: int | None = Field(default=None, ge=0)
     evaluate_every: int | None = Field(default=None, ge=1)  # epochs; as many as cost about 2% of the time if left out
+    diagnostics: int | None = Field(
+        default=None, ge=1
+    )  # training examples that are looked into after every epoch, for research
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     loss: LossSection = LossSection()
@@ -188,11 +202,24 @@ class Recipe(Section):
         privacy = self.privacy
         batch_size = privacy.batch_size if privacy.batch_size is not None else privacy.sample_rate * examples  # type: ignore[operator]
         plan = PrivacyPlan.for_examples(
-            examples, batch_size=batch_size, epochs=privacy.epochs, clipping=self._clipping(), noise=self._noise()
+            examples,
+            batch_size=batch_size,
+            epochs=privacy.epochs,
+            clipping=self._clipping(),
+            noise=self._noise(),
+            whole_releases=self._whole_releases(),
         )
         if privacy.epsilon is None:
             return plan
         return plan.calibrated(epsilon=privacy.epsilon, delta=privacy.delta)
+
+    def _whole_releases(self) -> list[float]:
+        sigma = self.privacy.statistics_noise_multiplier
+        if self.model.normalization == "standard":
+            return [_STATISTICS_NOISE if sigma is None else sigma]
+        if sigma is not None:
+            raise UserError('privacy.statistics_noise_multiplier is of model.normalization = "standard"')
+        return []
 
     def _clipping(self) -> Clipping:
         norm, groups = self.privacy.clipping_norm, self.privacy.groups

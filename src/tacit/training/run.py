@@ -15,12 +15,14 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from tacit.data import Dataset, Split, load
-from tacit.learning import ACTIVATIONS, LOSSES
+from tacit.learning import activation_of, make_loss
 from tacit.models import build
+from tacit.models.standardize import Standardize
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError, check_choice, nearest
 from tacit.training.checkpoint import load_tensors, load_weights, save_tensors, write_atomically
 from tacit.training.directory import RunDirectory, read_metrics
+from tacit.training.features import feature_map, with_features
 from tacit.training.recipe import LearningRateSection, ModelSection, OptimizerSection, Recipe
 from tacit.training.trainer import PrivateTrainer
 
@@ -29,9 +31,10 @@ _MODEL_FORMAT = "tacit-model/1"
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a run ended with: its certificate and its figures, one row an epoch."""
+    """What a run ended with: its plan, its certificate and its figures, one row an epoch."""
 
     directory: Path
+    plan: PrivacyPlan
     certificate: dict[str, Any]
     metrics: list[dict[str, Any]]
 
@@ -61,16 +64,21 @@ def train(
     directory.check(resume=resume)
     split = load_data(recipe)
     where = pick_device(device)
+    raw = split.train
     plan = recipe.plan(len(split.train))
     torch.manual_seed(secrets.randbits(63) if recipe.seed is None else recipe.seed)
-    model = build_model(recipe.model, split.train.input_shape, len(split.train.classes))
+    whole = build_model(recipe.model, raw.input_shape, len(raw.classes))
+    model = whole
+    if recipe.model.features is not None:  # only what comes after the features is trained, on features computed once
+        assert isinstance(whole, nn.Sequential)
+        split, model = with_features(split, whole[0], progress=progress), whole[1]
     # Convolutions are faster with channels last, and an image of one channel does not say which layout it has.
     model = model.to(where).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = build_optimizer(recipe.optimizer, model)
     trainer = PrivateTrainer(
         model,
         optimizer=optimizer,
-        loss=LOSSES[check_choice("loss", recipe.loss.name, LOSSES)],
+        loss=make_loss(recipe.loss.name, **(recipe.loss.model_extra or {})),
         plan=plan,
         delta=recipe.privacy.delta,
         learning_rate_schedule=build_learning_rate_schedule(recipe.learning_rate_schedule, optimizer, plan),
@@ -79,6 +87,8 @@ def train(
         resume=True,
         physical_batch_size=physical_batch_size,
         show_training_loss=show_training_loss,
+        diagnostics=recipe.diagnostics or 0,
+        standardize=next((layer for layer in model.modules() if isinstance(layer, Standardize)), None),
         facts={"data": split.train.name, "model": recipe.model.name},
     )
     directory.make()
@@ -92,9 +102,9 @@ def train(
             validate_on=split.test,
             evaluate_every=recipe.evaluate_every,
             progress=progress,
-            export=lambda path: save_model(path, model, recipe.model, split.train),
+            export=lambda path: save_model(path, whole, recipe.model, raw),
         )
-        return FinishedRun(directory.path, trainer.certificate(), read_metrics(directory.metrics))
+        return FinishedRun(directory.path, plan, trainer.certificate(), read_metrics(directory.metrics))
     finally:
         trainer.close()
 
@@ -140,8 +150,22 @@ def build_model(section: ModelSection, input_shape: tuple[int, ...], classes: in
     >>> build_model(ModelSection(name="linear"), (5,), 2)[1]
     Linear(in_features=5, out_features=2, bias=True)
     """
-    activation = ACTIVATIONS[check_choice("activation", section.activation, ACTIVATIONS)]
-    return build(section.name, input_shape, classes, activation)
+    activation = activation_of(section.activation)
+    if section.features is None:
+        if section.normalization is not None:
+            raise UserError("model.normalization is of model.features; there are none")
+        return build(section.name, input_shape, classes, activation)
+    normalization = section.normalization or "group"
+    if (normalization == "standard") != (section.normalization_bounds is not None):
+        raise UserError(
+            'model.normalization_bounds goes with model.normalization = "standard": two public numbers, to which an '
+            "example's vector of means by channel, and of mean squares, is clipped"
+        )
+    features, shape = feature_map(section.features, normalization, input_shape)
+    network = build(section.name, shape, classes, activation)
+    if section.normalization_bounds is not None:
+        network = nn.Sequential(Standardize(shape[0], section.normalization_bounds), network)
+    return nn.Sequential(features, network)
 
 
 def build_optimizer(section: OptimizerSection, model: nn.Module) -> Optimizer:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,14 +21,17 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from tacit.gradients import ClippedGradient
 from tacit.learning.losses import PerExampleLoss
+from tacit.models.standardize import Standardize
 from tacit.privacy.accounting import epsilon_of
 from tacit.privacy.certificate import certificate_of, sha256_of
-from tacit.privacy.ledger import Ledger, released_levels
+from tacit.privacy.ledger import Ledger, released_levels, whole_levels
 from tacit.privacy.mechanism import GaussianMechanism, PrivateGradient
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.randomness import Randomness
+from tacit.privacy.statistics import BoundedSum
 from tacit.privacy.validation import UserError, check_count, check_delta
 from tacit.training.checkpoint import load_tensors, load_weights, pack, save_tensors, unpack
+from tacit.training.diagnostics import diagnosed
 from tacit.training.directory import RunDirectory
 from tacit.training.evaluation import evaluate, evaluations_apart, mean_loss
 from tacit.training.examples import Examples, Indices, as_examples, channels_last, shares_memory
@@ -36,6 +40,7 @@ from tacit.training.progress import Reporter, progress_of
 _CHECKPOINT_SECONDS = 60.0  # between checkpoints within an epoch
 _SAVING, _ACCOUNTING = 0.01, 0.01  # the most of a run's time that checkpoints, and epsilon along the way, may take
 _LONGEST = 600.0  # seconds that such a thing waits at most
+_SUMMED = 1000  # examples at a time whose statistics are added up
 _PROBED = 32  # examples on which the engine tries whether any layer mixes them
 
 
@@ -48,7 +53,8 @@ class PrivateTrainer:
 
     The optimizer is any of torch.optim over the model's parameters; the loss gives one value an example. With a `run_directory`,
     the ledger, checkpoints, metrics and the certificate are kept there, and `resume=True` continues it. `seed` makes a run
-    reproducible, for research: it voids the certificate for release.
+    reproducible, for research: it voids the certificate for release. `standardize` is a layer of the model that waits for
+    statistics of the training set: they are released, with the noise of the plan's first `whole_releases`, before the first step.
 
     *Guarantee.* Whatever the optimizer sees was released by the plan's mechanism, and paid for in the ledger beforehand.
 
@@ -82,6 +88,8 @@ class PrivateTrainer:
         resume: bool = False,
         physical_batch_size: int | None = None,
         show_training_loss: bool = False,
+        diagnostics: int = 0,
+        standardize: Standardize | None = None,
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         _check_optimizer(optimizer, model)
@@ -90,6 +98,13 @@ class PrivateTrainer:
         self.learning_rate_schedule = learning_rate_schedule
         self.directory = None if run_directory is None else RunDirectory(Path(run_directory))
         self.show_training_loss = show_training_loss
+        self.diagnostics = check_count("diagnostics", diagnostics, at_least=0)
+        self.standardize = standardize
+        if len(plan.whole_releases) != (standardize is not None):
+            raise UserError(
+                "a layer that standardises by the training set is paid by one of the plan's whole_releases, which is for such a "
+                "layer alone: give both or neither"
+            )
         self._gradient = ClippedGradient(
             model, loss=loss, clipping=plan.clipping, physical_batch_size=physical_batch_size
         )
@@ -142,8 +157,19 @@ class PrivateTrainer:
         mechanism, ledger, randomness = self._opened(examples=len(examples), evaluated_on_held_out=held_out is not None)
         if self.show_training_loss:
             ledger.record_disclosure("the training loss")
+        if self.diagnostics:
+            ledger.record_disclosure(f"diagnostics of {self.diagnostics} training examples")
         if held_out is not None and shares_memory(examples, held_out):
             ledger.record_disclosure("the accuracy on training examples")
+        if self.standardize is not None and bool(self.standardize.measured) and not ledger.whole_releases:
+            raise UserError(
+                "the layer that standardises has statistics from elsewhere, which this run has not paid for; make a new one"
+            )
+        others = [
+            layer for layer in self.model.modules() if isinstance(layer, Standardize) and layer is not self.standardize
+        ]
+        if any(bool(layer.measured) for layer in others):
+            ledger.record_disclosure("statistics in a layer that standardises, which this run has not paid for,")
         sampler = self.plan.sampler(len(examples), randomness)
         epochs = round(self.plan.steps * self.plan.sample_rate, 1)
         self._physical_batch_size = None
@@ -153,7 +179,10 @@ class PrivateTrainer:
             self._stopping_cleanly(),
             progress_of(self.plan.steps, first=mechanism.next_step, epochs=epochs, show=progress) as reporter,
         ):
+            if self.standardize is not None and not bool(self.standardize.measured):
+                self._measure_statistics(examples, self.standardize, mechanism)
             while mechanism.steps_left > 0:
+                self._begin_step(mechanism.next_step)
                 indices = sampler.draw()
                 self._update(self._release(self._chunks(examples, indices), sampled_by="tacit"))
                 self._seconds = time.monotonic() - started
@@ -187,7 +216,10 @@ class PrivateTrainer:
         The plan counts on Poisson sampling at its rate. Draw batches by `plan.sampler(...)`; since that cannot be checked here,
         the certificate says that the caller chose them and is void for release.
         """
-        self._opened(examples=None, evaluated_on_held_out=False)
+        mechanism, _, _ = self._opened(examples=None, evaluated_on_held_out=False)
+        if self.standardize is not None and not bool(self.standardize.measured):
+            raise UserError("the layer that standardises has no statistics yet, and one batch gives none; use fit")
+        self._begin_step(mechanism.next_step)
         private = self._release([batch], sampled_by="caller")
         self._update(private)
         return private
@@ -241,6 +273,27 @@ class PrivateTrainer:
         assert self._mechanism is not None
         return self._mechanism.release(self._gradient.over(chunks), sampled_by=sampled_by)
 
+    def _measure_statistics(self, examples: Examples, layer: Standardize, mechanism: GaussianMechanism) -> None:
+        """Noisy means and mean squares of the training examples, paid for and then saved, so that they are released once."""
+        count = len(examples)
+        starts = range(0, count, _SUMMED)
+        chunks = (
+            layer.moments(examples.batch(np.arange(start, min(start + _SUMMED, count)), self.device)[0])
+            for start in starts
+        )
+        what = "noisy sums of every channel's mean and mean square"
+        noisy = mechanism.release_whole(BoundedSum.over(chunks, layer.bounds), what=what)
+        # a variance below the noise of the mean squares is noise
+        deviation = self.plan.whole_releases[0] * math.sqrt(2) * layer.bounds[1] / count
+        layer.take(noisy / count, smallest_variance=deviation)
+        self._save()
+
+    def _begin_step(self, step: int) -> None:
+        """Tell a loss that changes with time which epoch it is: a public number."""
+        begin_epoch = getattr(self.loss, "begin_epoch", None)
+        if begin_epoch is not None:
+            begin_epoch(math.floor(step * self.plan.sample_rate + 1e-9))
+
     def _update(self, private: PrivateGradient) -> None:
         """Only a private gradient reaches the optimizer."""
         for name, parameter in self.model.named_parameters():
@@ -263,14 +316,18 @@ class PrivateTrainer:
         }
         if step == self.plan.steps or self._accounting.due():
             with self._accounting:
-                levels = released_levels(self._ledger.entries)
-                spent = epsilon_of(self.plan.sample_rate, levels, self.delta, coarse=True)
+                levels, whole = released_levels(self._ledger.entries), whole_levels(self._ledger.entries)
+                spent = epsilon_of(self.plan.sample_rate, levels, self.delta, whole=whole, coarse=True)
             row["epsilon"] = spent if math.isfinite(spent) else None
         epoch = math.floor(step * self.plan.sample_rate + 1e-9)
         if held_out is not None and (epoch <= 1 or epoch % self._evaluate_every == 0 or step == self.plan.steps):
             row["test_accuracy"], row["test_loss"] = evaluate(self.model, held_out, self.loss)
         if self.show_training_loss:
             row["training_loss"] = mean_loss(self.model, examples, self.loss, indices)
+        if self.diagnostics:
+            row["diagnostics"] = diagnosed(
+                self.model, self.loss, self.plan.clipping, examples, self.diagnostics, held_out
+            )
         reporter.measured(row)
         if self.directory is not None:
             self.directory.append_metrics(row)
