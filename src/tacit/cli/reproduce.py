@@ -1,0 +1,134 @@
+"""`tacit reproduce`: a paper's experiments again, with what really holds beside what was claimed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from tacit.privacy.validation import UserError, check_count, check_positive
+
+if TYPE_CHECKING:
+    from tacit.studies import Study
+    from tacit.studies.runner import Task
+
+
+def command(
+    study: str | None = typer.Argument(None, metavar="[STUDY]", help="A name from --list."),
+    show: bool = typer.Option(False, "--list", help="Show the studies, or the variants of one, and stop."),
+    only: list[str] = typer.Option(
+        [],
+        "--only",
+        metavar="V",
+        help="These variants alone: a group such as mnist, a name, or a pattern; may be repeated.",
+    ),
+    seeds: int | None = typer.Option(None, "--seeds", help="Runs a variant; by default as many as the study asks for."),
+    epochs: float | None = typer.Option(
+        None, "--epochs", help="Another number of epochs than the paper's, to try it out; kept apart from the rest."
+    ),
+    data_dir: Path | None = typer.Option(
+        None, "--data-dir", help="Where the data sets' files lie, if not in the cache."
+    ),
+    out: Path = typer.Option(
+        Path("results"), "--out", "-o", metavar="DIR", help="Where results, table and figures go."
+    ),
+    keep: bool = typer.Option(False, "--keep-runs", help="Keep the run directories (in runs/), with their models."),
+    quiet: bool = typer.Option(False, "--quiet", help="No progress."),
+) -> None:
+    """Run a paper's experiments again, and put ours beside the paper's.
+
+    A finished run is not run again, and an interrupted one goes on where it stopped: press Ctrl-C and come back another day.
+    Every run has a seed, for research, so that its certificate is void for release.
+
+    Examples:
+      tacit reproduce --list
+      tacit reproduce losing-less --only mnist --seeds 1
+    """
+    from tacit.studies import STUDIES, study_of
+
+    if study is None:
+        if not show:
+            raise UserError(f"say which study to run: {', '.join(STUDIES)} (--list tells what they are)")
+        for name, found in STUDIES.items():
+            typer.echo(f"{name:20s} {found.paper}")
+        return
+    chosen = study_of(study)
+    if show:
+        _list(chosen, only)
+        return
+    from tacit.studies.runner import run_study, tasks_of
+    from tacit.training.trainer import Interrupted
+
+    epochs = None if epochs is None else check_positive("--epochs", epochs)
+    count = None if seeds is None else check_count("--seeds", seeds)
+    tasks = tasks_of(chosen, out, only=only, seeds=count, epochs=epochs)
+    directory = None if data_dir is None else str(data_dir.expanduser().absolute())
+    try:
+        run_study(
+            tasks,
+            data_dir=directory,
+            runs=Path("runs"),
+            keep=keep,
+            started=_started if not quiet else _silent,
+            progress=not quiet,
+        )
+    except (Interrupted, KeyboardInterrupt):
+        _conclude(chosen, out, epochs)
+        typer.echo("\ninterrupted; the same command goes on from here", err=True)
+        raise typer.Exit(130) from None
+    _conclude(chosen, out, epochs)
+
+
+def _list(study: Study, only: list[str]) -> None:
+    typer.echo(study.paper)
+    for variant in study.chosen(only):
+        printed = (
+            ""
+            if variant.printed is None
+            else f"  paper: {variant.printed.accuracy:g}% at epsilon {variant.printed.epsilon:g}"
+        )
+        typer.echo(f"  {variant.name:36s} {variant.seeds} seed{'s' if variant.seeds > 1 else ' '}{printed}")
+
+
+def _started(task: Task, done: int, total: int, left: float | None) -> None:
+    filled = round(20 * done / total)
+    rest = "" if left is None else f", about {left / 60:.0f} min left"
+    bar = "━" * filled + "╌" * (20 - filled)
+    print(f"{bar} run {done + 1} of {total}{rest}: {task.variant.name}, seed {task.seed}", file=sys.stderr)
+
+
+def _silent(task: Task, done: int, total: int, left: float | None) -> None: ...
+
+
+def _conclude(study: Study, out: Path, epochs: float | None) -> None:
+    """The table on the screen and in a file, the figures, and the sentences: of all that is finished, today or before."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from tacit.report.figures import all_figures
+    from tacit.report.tables import for_screen, markdown, rows, sentences
+    from tacit.studies.runner import finished_of, folder_of
+
+    results = finished_of(study, out, epochs)
+    if not results:
+        return
+    folder = folder_of(study, out, epochs)
+    found = rows(study, results)
+    table = Table(title=study.paper)
+    table.add_column("variant", no_wrap=True)
+    table.add_column("accuracy: min, median, max", no_wrap=True)
+    table.add_column("epsilon", no_wrap=True)
+    table.add_column("paper")
+    for row in found:
+        table.add_row(*for_screen(row).values())
+    Console().print(table)
+    for sentence in sentences(study, results):
+        typer.echo(sentence)
+    page = folder / "README.md"
+    page.write_text(markdown(study, results))
+    figures = all_figures(study, results, folder)
+    typer.echo(f"table    {page}")
+    for figure in figures:
+        typer.echo(f"figure   {figure}")

@@ -1,0 +1,224 @@
+"""Pictures of what was measured, as PNG and SVG."""
+
+from __future__ import annotations
+
+import math
+import statistics as st
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from tacit.report.tables import by_variant
+from tacit.studies.study import Study
+from tacit.training.diagnostics import BINS
+
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # told apart by everybody
+
+
+def all_figures(study: Study, results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Every picture of the study for which there are results."""
+    return [path for draw in (accuracy_curves, inside_figures, surface_figure) for path in draw(study, results, folder)]
+
+
+def accuracy_curves(study: Study, results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Accuracy against epsilon, one picture a group: the median over the seeds, in a band from the lowest to the highest."""
+    runs_of = by_variant(results)
+    made = []
+    for group, names in study.curves.items():
+        present = [name for name in names if name in runs_of]
+        if present:
+            curves = {name: band(runs_of[name]) for name in present}
+            printed = {name: study.variant(name).printed for name in present}
+            made += _drawn(f"{study.name}: {group}", curves, printed, folder / f"{study.name}-{group}-accuracy")
+    return made
+
+
+def band(runs: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, float, float]]:
+    """(epsilon, lowest, median, highest accuracy) at each epoch that all runs have measured.
+
+    >>> curve = [{"epoch": 1.0, "epsilon": 0.5, "test_accuracy": 0.9}]
+    >>> band([{"curve": curve}, {"curve": [{**curve[0], "test_accuracy": 0.8}]}])
+    [(0.5, 0.8, 0.8500000000000001, 0.9)]
+    """
+    values: dict[float, list[tuple[float, float]]] = defaultdict(list)
+    for run in runs:
+        for row in run["curve"]:
+            if row.get("epsilon") is not None and "test_accuracy" in row:
+                values[row["epoch"]].append((row["epsilon"], row["test_accuracy"]))
+    found = []
+    for epoch in sorted(values):
+        if len(values[epoch]) == len(runs):
+            heights = [accuracy for _, accuracy in values[epoch]]
+            epsilon = max(epsilon for epsilon, _ in values[epoch])
+            found.append((epsilon, min(heights), st.median(heights), max(heights)))
+    return found
+
+
+def inside_figures(study: Study, results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """What happens inside the networks while they learn, a few pictures a group, from the first seed of each variant."""
+    runs_of = by_variant(results)
+    made: list[Path] = []
+    for group, names in study.inside.items():
+        rows = {name: runs_of[name][0]["diagnostics"] for name in names if name in runs_of}
+        rows = {name: found for name, found in rows.items() if found}
+        if rows:
+            stem = folder / f"{study.name}-{group}"
+            made += _layer_norms(f"{study.name}: {group}", rows, stem.with_name(f"{stem.name}-norms"))
+            made += _gradients(f"{study.name}: {group}", rows, stem.with_name(f"{stem.name}-gradients"))
+            made += _confusions(f"{study.name}: {group}", rows, stem.with_name(f"{stem.name}-confusion"))
+    return made
+
+
+def surface_figure(study: Study, results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Accuracy over the coordinates of the study's surface: the first two as axes, one panel for each value of the third."""
+    runs_of = by_variant(results)
+    values = {
+        place: st.median(run["test_accuracy"] for run in runs_of[name])
+        for name, place in study.surface.items()
+        if name in runs_of
+    }
+    if not values:
+        return []
+    columns, rows, panels = (sorted({place[axis] for place in values}) for axis in range(3))
+    figure, grid = _figure(1, len(panels), (3.4 * len(panels), 3.2))
+    low, high = 100 * min(values.values()), 100 * max(values.values())
+    image = None
+    for axes, panel in zip(grid[0], panels):
+        cells = [[100 * values.get((x, y, panel), math.nan) for x in columns] for y in rows]
+        image = axes.imshow(cells, origin="lower", vmin=low, vmax=high, cmap="viridis", aspect="auto")
+        for i, row in enumerate(cells):
+            for j, cell in enumerate(row):
+                if not math.isnan(cell):
+                    dark = cell < (low + high) / 2
+                    axes.text(
+                        j, i, f"{cell:.1f}", ha="center", va="center", color="white" if dark else "black", fontsize=8
+                    )
+        axes.set(
+            xticks=range(len(columns)), yticks=range(len(rows)), xlabel=study.axes[0], ylabel=study.axes[1],
+            title=f"{study.axes[2]} {panel:g}",
+        )  # fmt: skip
+        axes.set_xticklabels([f"{x:g}" for x in columns])
+        axes.set_yticklabels([f"{y:g}" for y in rows])
+    figure.colorbar(image, ax=grid[0], label="test accuracy, %")
+    return _saved(figure, folder / f"{study.name}-surface")
+
+
+def _layer_norms(title: str, rows: Mapping[str, Any], stem: Path) -> list[Path]:
+    """Norms of weights, pre-activations and activations, one column a layer."""
+    kinds = ("weight", "preactivation", "activation")
+    layers = list(next(iter(rows.values()))[0]["layers"])
+    figure, grid = _figure(len(kinds), len(layers), (2.6 * len(layers), 6.5))
+    for axes_row, kind in zip(grid, kinds):
+        for axes, layer in zip(axes_row, layers):
+            for colour, (name, epochs) in zip(_COLOURS, rows.items()):
+                points = [(row["epoch"], row["layers"].get(layer, {}).get(kind)) for row in epochs]
+                points = [(x, y) for x, y in points if y is not None]
+                if points:
+                    axes.plot(*zip(*points), color=colour, linewidth=1.3, label=name)
+            axes.grid(alpha=0.3)
+            axes.set_ylim(bottom=0)
+            if not axes.lines:
+                axes.set_axis_off()
+            elif kind == kinds[0]:
+                axes.set_title(f"layer {layer}", fontsize=9)
+        axes_row[0].set_ylabel(f"{kind} norm")
+    for column in grid.T:
+        lowest = [axes for axes in column if axes.lines][-1]
+        lowest.set_xlabel("epoch")
+    figure.suptitle(title)
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
+    return _saved(figure, stem)
+
+
+def _gradients(title: str, rows: Mapping[str, Any], stem: Path) -> list[Path]:
+    """Per-example gradient norms early and late, their median, the cosine that clipping leaves, and the loss's curvature."""
+    figure, grid = _figure(2, 3, (13, 6.5))
+    for colour, (name, epochs) in zip(_COLOURS, rows.items()):
+        for axes, row in ((grid[0][0], epochs[0]), (grid[0][1], epochs[-1])):
+            total = sum(row["gradient_norms"]) or 1
+            axes.stairs([count / total for count in row["gradient_norms"]], BINS, color=colour, label=name)
+        times = [row["epoch"] for row in epochs]
+        for axes, key in (
+            (grid[0][2], "median_gradient_norm"),
+            (grid[1][0], "cosine"),
+            (grid[1][1], "sharpness"),
+            (grid[1][2], "class_spread"),
+        ):
+            axes.plot(times, [row.get(key, math.nan) for row in epochs], color=colour, linewidth=1.3, label=name)
+    for axes, when in ((grid[0][0], "first"), (grid[0][1], "last")):
+        axes.set(xscale="log", xlabel=f"gradient norm, after the {when} epoch", ylabel="part of the examples")
+    grid[0][2].set(yscale="log", xlabel="epoch", ylabel="median gradient norm")
+    grid[1][0].set(xlabel="epoch", ylabel="cosine of clipped and unclipped sum")
+    grid[1][1].set(yscale="log", xlabel="epoch", ylabel="largest singular value of the Hessian")
+    grid[1][2].set(xlabel="epoch", ylabel="deviation of the classes' accuracies")
+    for axes in grid.flat:
+        axes.grid(alpha=0.3)
+    grid[0][0].legend(fontsize=8)
+    figure.suptitle(title)
+    return _saved(figure, stem)
+
+
+def _confusions(title: str, rows: Mapping[str, Any], stem: Path) -> list[Path]:
+    """Which held-out classes are taken for which, early and late, each row adding up to 1, with the spread of accuracies."""
+    moments = {name: _moments(epochs) for name, epochs in rows.items()}
+    most = max(map(len, moments.values()))
+    if not most:
+        return []
+    figure, grid = _figure(most, len(rows), (3.2 * len(rows), 3.4 * most))
+    for column, (name, epochs) in enumerate(moments.items()):
+        for axes, row in zip(grid[:, column], epochs):
+            shares = [[count / max(sum(line), 1) for count in line] for line in row["confusion"]]
+            axes.imshow(shares, vmin=0, vmax=1, cmap="Blues")
+            axes.set_title(f"{name}\nepoch {row['epoch']:g}, spread {row['class_spread']:.3f}", fontsize=8)
+            axes.set(xlabel="taken for", ylabel="class")
+        for axes in grid[len(epochs) :, column]:
+            axes.set_axis_off()
+    figure.suptitle(f"{title}, held-out examples")
+    return _saved(figure, stem)
+
+
+def _moments(epochs: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The second and the twentieth epoch, as in paper A, or the last."""
+    found = [row for row in epochs if "confusion" in row]
+    wanted = [min(found, key=lambda row, at=at: abs(row["epoch"] - at)) for at in (2, 20)] if found else []  # type: ignore[misc]
+    return [row for i, row in enumerate(wanted) if row not in wanted[:i]]
+
+
+def _drawn(title: str, curves: dict[str, Any], printed: dict[str, Any], stem: Path) -> list[Path]:
+    figure, grid = _figure(1, 1, (7, 4.5))
+    axes = grid[0][0]
+    for colour, (name, points) in zip(_COLOURS, curves.items()):
+        epsilons, low, middle, high = (list(column) for column in zip(*points)) if points else ([], [], [], [])
+        axes.plot(epsilons, [100 * value for value in middle], color=colour, label=name, linewidth=1.5)
+        axes.fill_between(
+            epsilons, [100 * v for v in low], [100 * v for v in high], color=colour, alpha=0.2, linewidth=0
+        )
+        number = printed[name]
+        if number is not None:
+            axes.plot(
+                [number.epsilon], [number.accuracy], "x", color=colour, markersize=8, label=f"{name}, in the paper"
+            )
+    axes.set(xlabel="epsilon (PLD, delta 1e-5)", ylabel="test accuracy, %", title=title)
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right", fontsize=8)
+    return _saved(figure, stem)
+
+
+def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
+    """A figure and its grid of axes, without pyplot, which would choose a backend for the whole process."""
+    # Imported here: it takes a second, and tables do not need it.
+    from matplotlib import rcParams
+    from matplotlib.figure import Figure
+
+    rcParams["svg.hashsalt"] = "tacit"  # the same picture is the same file
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, figure.subplots(rows, columns, squeeze=False)
+
+
+def _saved(figure: Any, stem: Path) -> list[Path]:
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    made = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "svg")]
+    for path in made:
+        figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
+    return made

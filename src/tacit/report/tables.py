@@ -1,0 +1,149 @@
+"""Tables: ours beside the paper's, at the end and where we had spent the paper's epsilon, and what the statistics say."""
+
+from __future__ import annotations
+
+import statistics as st
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tacit.studies.statistics import Verdict, compared
+from tacit.studies.study import Comparison, Study
+
+Results = Sequence[Mapping[str, Any]]
+
+
+def by_variant(results: Results) -> dict[str, list[Mapping[str, Any]]]:
+    """Results of each variant, by seed.
+
+    >>> list(by_variant([{"variant": "b", "seed": 1}, {"variant": "b", "seed": 0}]).values())
+    [[{'variant': 'b', 'seed': 0}, {'variant': 'b', 'seed': 1}]]
+    """
+    found: dict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for result in results:
+        found[result["variant"]].append(result)
+    return {name: sorted(runs, key=lambda run: run["seed"]) for name, runs in found.items()}
+
+
+def accuracies(runs: Results) -> list[float]:
+    """The final accuracies.
+
+    >>> accuracies([{"test_accuracy": 0.9}])
+    [0.9]
+    """
+    return [run["test_accuracy"] for run in runs]
+
+
+def rows(study: Study, results: Results) -> list[dict[str, str]]:
+    """One row a variant that was run: min, median, max of the final accuracies, the epsilons, and what the paper printed.
+
+    Where we had not spent more than the paper's epsilon before the end, the last column is the median then.
+    """
+    found = []
+    runs_of = by_variant(results)
+    for variant in study.variants:
+        runs = runs_of.get(variant.name)
+        if not runs:
+            continue
+        values = accuracies(runs)
+        printed = variant.printed
+        found.append(
+            {
+                "variant": variant.name,
+                "min": f"{min(values):.2%}",
+                "median": f"{st.median(values):.2%}",
+                "max": f"{max(values):.2%}",
+                "runs": str(len(values)),
+                "epochs": f"{runs[-1]['recipe']['privacy']['epochs']:g}",
+                "epsilon": _epsilon([run["epsilon"] for run in runs]),
+                "by RDP": _epsilon([run["epsilon_rdp"] for run in runs]),
+                "paper": "" if printed is None else f"{printed.accuracy:g} at {printed.epsilon:g} ({printed.what})",
+                "ours at that epsilon": "" if printed is None else _at(printed.epsilon, runs),
+            }
+        )
+    return found
+
+
+def for_screen(row: Mapping[str, str]) -> dict[str, str]:
+    """A row in fewer columns, which fit a terminal.
+
+    >>> row = {"variant": "mnist/a", "min": "97.90%", "median": "98.00%", "max": "98.10%", "runs": "5", "epochs": "40"}
+    >>> for_screen({**row, "epsilon": "2.99", "by RDP": "3.27", "paper": "", "ours at that epsilon": ""})["accuracy"]
+    '97.90% 98.00% 98.10%'
+    """
+    found = {"variant": row["variant"], "accuracy": row["median"]}
+    if row["runs"] != "1":
+        found["accuracy"] = f"{row['min']} {row['median']} {row['max']}"
+    found["epsilon"] = row["epsilon"]
+    found["paper"] = row["paper"] and f"{row['paper']}; ours then {row['ours at that epsilon']}"
+    return found
+
+
+def _at(epsilon: float, runs: Results) -> str:
+    """The median accuracy when at most this epsilon was spent."""
+    found = []
+    for run in runs:
+        within = [point for point in run["curve"] if point["epsilon"] is not None and point["epsilon"] <= epsilon]
+        if within:
+            found.append(within[-1]["test_accuracy"])
+    return f"{st.median(found):.2%}" if found else "—"
+
+
+def _epsilon(found: Sequence[float | None]) -> str:
+    numbers = [epsilon for epsilon in found if epsilon is not None]
+    return f"{max(numbers):.2f}" if len(numbers) == len(found) else "none holds"
+
+
+def markdown(study: Study, results: Results) -> str:
+    """The study's table, its comparisons and their sentences, as Markdown."""
+    table = rows(study, results)
+    if not table:
+        return f"## {study.name}\n\n{study.paper}.\n\nNothing was run yet: `tacit reproduce {study.name}`.\n"
+    keys = list(table[0])
+    lines = [f"## {study.name}", "", f"{study.paper}.", "", _line(keys), _line("---" for _ in keys)]
+    lines += [_line(row.values()) for row in table]
+    said = sentences(study, results)
+    return "\n".join([*lines, "", *(f"- {sentence}" for sentence in said)]) + "\n"
+
+
+def _line(cells: Any) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def verdicts(study: Study, results: Results) -> list[tuple[Comparison, Verdict]]:
+    """What the statistics say of each comparison whose two variants were run."""
+    runs_of = by_variant(results)
+    return [
+        (comparison, compared(accuracies(runs_of[comparison.better]), accuracies(runs_of[comparison.worse])))
+        for comparison in study.comparisons
+        if comparison.better in runs_of and comparison.worse in runs_of
+    ]
+
+
+def sentences(study: Study, results: Results) -> list[str]:
+    """Each comparison in plain words: what the paper says, what was found, and whether chance explains it."""
+    found = []
+    for comparison, verdict in verdicts(study, results):
+        points = 100 * verdict.difference
+        what = (
+            f"The paper: {comparison.claim}. Here {comparison.better} ends {abs(points):.2f} points "
+            f"{'above' if points >= 0 else 'below'} {comparison.worse} in the mean"
+        )
+        if verdict.p_value is None:
+            found.append(f"{what}; {verdict.count} are too few for a test at the 1% level.")
+            continue
+        if comparison.alike:
+            holds = "the claim does not hold" if verdict.significant else "nothing speaks against the claim"
+        elif verdict.significant:
+            holds = "the claim holds" if points > 0 else "the claim does not hold"
+        else:
+            holds = "chance may explain it"
+        found.append(
+            f"{what} ({verdict.test}, p = {verdict.p_value:.2g}, {verdict.count}; Shapiro-Wilk {_p(verdict.normality)}, "
+            f"Levene {_p(verdict.equal_variances)}): {holds} at the 1% level."
+        )
+    return found
+
+
+def _p(value: float | None) -> str:
+    return "not tested" if value is None else f"{value:.2g}"

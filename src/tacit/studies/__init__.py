@@ -1,0 +1,21 @@
+"""Papers reproduced: each is a file of data, run and compared by one shared runner."""
+
+from __future__ import annotations
+
+from tacit.privacy.validation import check_choice
+from tacit.studies import losing_less, tempered_sigmoids
+from tacit.studies.study import Comparison, Printed, Study, Variant
+
+STUDIES = {module.STUDY.name: module.STUDY for module in (losing_less, tempered_sigmoids)}
+
+__all__ = ["STUDIES", "Comparison", "Printed", "Study", "Variant", "study_of"]
+
+
+def study_of(name: str) -> Study:
+    """The study of this name.
+
+    >>> study_of("losing-less").paper.startswith("Shamsabadi")
+    True
+    """
+    found: Study = STUDIES[check_choice("study", name, STUDIES)]
+    return found

@@ -1,0 +1,335 @@
+"""Studies: finished runs are not run again, interrupted ones go on, and tables and sentences say what was found."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tacit import studies
+from tacit.cli import app
+from tacit.privacy import UserError
+from tacit.report.figures import accuracy_curves, all_figures, band, inside_figures
+from tacit.report.tables import markdown, rows, sentences
+from tacit.studies import STUDIES, Comparison, Printed, Study, Variant
+from tacit.studies.runner import Task, finished_of, run_study, run_task, tasks_of
+from tacit.studies.statistics import compared
+from tacit.training.recipe import Recipe
+
+BASE = {"privacy": {"noise_multiplier": 2.0, "batch_size": 256, "epochs": 2}, "optimizer": {"name": "SGD", "lr": 0.3}}
+TOY = Study(
+    "toy",
+    "A Paper",
+    [
+        Variant("digits/tanh", BASE, seeds=2, printed=Printed(99.0, 1.0, "one run")),
+        Variant("digits/relu", {**BASE, "model": {"activation": "relu"}}, seeds=2),
+        Variant("other/sse", {**BASE, "loss": {"name": "sum-of-squares"}}),
+    ],
+    [Comparison("digits/tanh", "digits/relu", "tanh does better")],
+    {"digits": ["digits/tanh", "digits/relu"]},
+)
+
+
+def result(variant, seed, accuracy, epochs=3):
+    curve = [
+        {"epoch": float(e), "step": e, "epsilon": e / 2, "test_accuracy": accuracy - (epochs - e) / 10}
+        for e in range(1, epochs + 1)
+    ]
+    recipe = {"privacy": {"epochs": epochs}}
+    return {
+        "variant": variant,
+        "seed": seed,
+        "test_accuracy": accuracy,
+        "epsilon": 1.5,
+        "epsilon_rdp": 1.6,
+        "recipe": recipe,
+        "curve": curve,
+    }
+
+
+def test_every_variant_of_every_study_is_a_recipe_that_can_be_built():
+    from tacit.learning import make_loss
+    from tacit.training.run import build_model
+
+    shapes = {"mnist": (1, 28, 28), "fashion-mnist": (1, 28, 28), "cifar10": (3, 32, 32)}
+    for study in STUDIES.values():
+        for variant in study.variants:
+            recipe = variant.recipe(seed=0)
+            build_model(recipe.model, shapes[recipe.data.source], 10)
+            make_loss(recipe.loss.name, **(recipe.loss.model_extra or {}))
+            plan = recipe.plan(50_000 if recipe.data.source == "cifar10" else 60_000)
+            assert plan.epsilon(1e-5) < 3 or variant.name.endswith("not-private")
+
+
+def test_what_is_drawn_together_differs_in_model_or_loss_alone_and_so_shares_its_epsilon():
+    for study in STUDIES.values():
+        for name in study.curves:
+            values = [study.variant(member).values for member in study.curves[name]]
+            for section in ("data", "privacy", "optimizer"):
+                assert all(other[section] == values[0][section] for other in values)
+
+
+def test_every_run_has_a_file_of_its_own():
+    for study in STUDIES.values():
+        tasks = tasks_of(study, Path("x"))
+        assert len({task.path for task in tasks}) == len(tasks)
+
+
+@pytest.mark.parametrize(
+    ("group", "lr", "batch", "epochs", "sigma", "threshold", "beta", "gamma"),
+    [
+        ("cifar10", 1, 1024, 30, 1.54, 7, 11, 5),
+        ("fashion-mnist", 4, 2048, 40, 2.15, 0, 1, 5),
+        ("mnist", 0.5, 512, 40, 1.23, 0, 1, 5),
+        ("scatter-cifar10", 4, 8192, 60, 5.67, 2, 1, 2),
+        ("scatter-fashion-mnist", 4, 2048, 40, 2.15, 2, 51, 2),
+        ("scatter-mnist", 1, 1024, 25, 1.35, 2, 11, 2),
+    ],
+)
+def test_paper_as_settings_are_those_of_its_table(group, lr, batch, epochs, sigma, threshold, beta, gamma):
+    values = STUDIES["losing-less"].variant(f"{group}/tailored-tanh").values
+    privacy, loss = values["privacy"], values["loss"]
+    assert (values["optimizer"]["lr"], privacy["batch_size"], privacy["epochs"]) == (lr, batch, epochs)
+    assert (privacy["noise_multiplier"], privacy["clipping_norm"]) == (sigma, 0.1)
+    assert (loss["threshold_epoch"], loss["beta"], loss["gamma"]) == (threshold, beta, gamma)
+
+
+def test_seeds_go_round_so_that_every_variant_has_a_first_run_early():
+    names = [(task.variant.name, task.seed) for task in tasks_of(TOY, Path("x"))]
+    assert names[:3] == [("digits/tanh", 0), ("digits/relu", 0), ("other/sse", 0)]
+    assert len(names) == 5
+    assert [task.variant.name for task in tasks_of(TOY, Path("x"), only=["other"])] == ["other/sse"]
+    assert [task.variant.name for task in tasks_of(TOY, Path("x"), only=["*/relu"], seeds=1)] == ["digits/relu"]
+
+
+def test_a_finished_run_is_not_run_again_and_a_changed_one_is(tmp_path):
+    started = []
+    tasks = tasks_of(TOY, tmp_path / "out", only=["other"])
+
+    def run(tasks):
+        return run_study(
+            tasks, data_dir=None, runs=tmp_path / "runs", started=lambda task, *_: started.append(task.name)
+        )
+
+    first = run(tasks)
+    assert started == ["other-sse-seed0"]
+    assert json.loads(tasks[0].path.read_text()) == first[0]
+    assert first[0]["releases"] == first[0]["planned_releases"]
+    assert [row["epoch"] for row in first[0]["curve"]] == pytest.approx([1, 2], abs=0.2)
+    assert not (tmp_path / "runs" / "toy" / "other-sse-seed0").exists()
+    assert run(tasks) == first
+    assert len(started) == 1
+    changed = Variant("other/sse", {**BASE, "loss": {"name": "huber"}})
+    run([Task(TOY, changed, 0, tmp_path / "out")])
+    assert len(started) == 2
+
+
+def test_the_table_is_of_all_that_is_finished_whenever_it_was_made(tmp_path, monkeypatch):
+    monkeypatch.setitem(studies.STUDIES, "toy", TOY)
+    monkeypatch.chdir(tmp_path)
+    for only in ("digits/relu", "other"):
+        done = CliRunner().invoke(app, ["reproduce", "toy", "--only", only, "--seeds", "1"], env={"COLUMNS": "200"})
+        assert done.exit_code == 0, done.output
+    assert "digits/relu" in done.output
+    assert "other/sse" in done.output
+    assert [run["variant"] for run in finished_of(TOY, tmp_path / "results")] == ["digits/relu", "other/sse"]
+
+
+def test_the_same_run_of_another_study_is_taken_over(tmp_path):
+    twin = Study("twin", "Another Paper", [Variant("digits/the-same", BASE)])
+    task = tasks_of(TOY, tmp_path / "out", only=["digits/tanh"])[0]
+    first = run_task(task, data_dir=None, runs=tmp_path / "runs")
+    started = []
+    (found,) = run_study(
+        tasks_of(twin, tmp_path / "out"), data_dir=None, runs=tmp_path / "runs", started=lambda *_: started.append(1)
+    )
+    assert not started
+    assert (found["study"], found["variant"], found["curve"]) == ("twin", "digits/the-same", first["curve"])
+
+
+def test_a_setting_that_came_later_does_not_undo_finished_runs(tmp_path):
+    task = tasks_of(TOY, tmp_path / "out", only=["other"])[0]
+    found = run_task(task, data_dir=None, runs=tmp_path / "runs")
+    del found["recipe"]["data"]["held_out"]  # as if there had been no such setting then
+    task.path.write_text(json.dumps(found))
+    assert task.finished() == found
+    found["recipe"]["optimizer"]["lr"] = 7.0
+    task.path.write_text(json.dumps(found))
+    assert task.finished() is None
+
+
+def test_a_run_killed_after_its_last_step_is_measured_all_the_same(tmp_path):
+    from tacit.training.run import train
+
+    task = tasks_of(TOY, tmp_path / "out", only=["other"])[0]
+    directory = tmp_path / "runs" / "toy" / task.name
+    train(task.recipe(), directory)
+    lines = (directory / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (directory / "metrics.jsonl").write_text("".join(lines[:-1]))
+    found = run_task(task, data_dir=None, runs=tmp_path / "runs")
+    assert found["curve"][-1]["step"] == found["planned_releases"]
+    assert directory.with_name(f"{directory.name}.old1").exists(), "put aside, not lost"
+
+
+def test_the_same_seed_gives_the_same_result(tmp_path):
+    task = tasks_of(TOY, tmp_path / "out", only=["other"])[0]
+    one, two = (run_task(task, data_dir=None, runs=tmp_path / str(i)) for i in range(2))
+    assert [row["test_accuracy"] for row in one["curve"]] == [row["test_accuracy"] for row in two["curve"]]
+    assert one["epsilon"] == two["epsilon"]
+
+
+def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
+    from tacit.training.run import train
+    from tacit.training.trainer import Interrupted, PrivateTrainer
+
+    task = tasks_of(TOY, tmp_path / "out", only=["other"])[0]
+    directory = tmp_path / "runs" / "toy" / task.name
+    steps = 0
+
+    def stop_early(self, private, update=PrivateTrainer._update):
+        nonlocal steps
+        update(self, private)
+        steps += 1
+        self._stop_requested = steps == 4
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrivateTrainer, "_update", stop_early)
+        with pytest.raises(Interrupted):
+            train(task.recipe(), directory)
+        found = run_task(task, data_dir=None, runs=tmp_path / "runs")
+    assert steps == found["planned_releases"], "no step was made twice"
+    other = Recipe.load("digits")
+    other_directory = tmp_path / "again" / "toy" / task.name
+    train(other.model_copy(update={"privacy": other.privacy.model_copy(update={"epochs": 1.0})}), other_directory)
+    assert run_task(task, data_dir=None, runs=tmp_path / "again")["variant"] == "other/sse", (
+        "a stranger's run is not taken"
+    )
+
+
+def test_a_table_has_ours_beside_the_papers():
+    results = [result("digits/tanh", 0, 0.95), result("digits/tanh", 1, 0.97), result("digits/relu", 0, 0.9)]
+    first, second = rows(TOY, results)
+    assert (first["min"], first["median"], first["max"], first["runs"]) == ("95.00%", "96.00%", "97.00%", "2")
+    assert first["paper"] == "99 at 1 (one run)"
+    assert first["ours at that epsilon"] == "86.00%", "the second of three epochs"
+    assert (first["epsilon"], first["by RDP"]) == ("1.50", "1.60")
+    assert second["paper"] == second["ours at that epsilon"] == ""
+    assert "| digits/tanh | 95.00% |" in markdown(TOY, results)
+    assert "Nothing was run yet" in markdown(TOY, [])
+
+
+def test_sentences_say_whether_a_claim_holds():
+    def said(better, worse):
+        results = [result("digits/tanh", i, a) for i, a in enumerate(better)]
+        return sentences(TOY, results + [result("digits/relu", i, a) for i, a in enumerate(worse)])[0]
+
+    high, low = [0.95, 0.951, 0.949, 0.952, 0.95], [0.93, 0.931, 0.929, 0.932, 0.928]
+    assert "2.04 points above" in said(high, low)
+    assert said(high, low).endswith("the claim holds at the 1% level.")
+    assert said(low, high).endswith("the claim does not hold at the 1% level.")
+    assert said(high, high).endswith("chance may explain it at the 1% level.")
+    assert said(high[:1], low[:1]).endswith("1 run each are too few for a test at the 1% level.")
+    assert "5 and 3 runs" in said(high, low[:3])
+
+
+def test_the_test_that_applies_is_taken():
+    normal, shifted = [0.1, 0.2, 0.3, 0.25, 0.15], [0.5, 0.6, 0.7, 0.65, 0.55]
+    assert compared(normal, shifted).test == "t-test"
+    skewed = [0.1, 0.1001, 0.1002, 0.1001, 0.4]
+    verdict = compared(skewed, shifted)
+    assert verdict.test == "Mann-Whitney"
+    assert verdict.p_value == pytest.approx(2 / 252), (
+        "all five below all five, one way of 252 on either side; ties do no harm"
+    )
+    assert compared([0.1, 0.1, 0.1, 0.4], shifted).p_value is None, "four against five cannot reach 1%"
+    wide = [0.0, 1.0, 0.5, 0.2, 0.8]
+    assert compared(wide, [0.5, 0.501, 0.499, 0.5005, 0.4995]).test == "Welch's t-test"
+    constant = compared([0.5] * 5, [0.6] * 5)
+    assert (constant.test, constant.normality, constant.equal_variances) == ("Mann-Whitney", None, None)
+    assert constant.significant
+    assert compared([0.5] * 5, [0.5] * 5).p_value == pytest.approx(1.0)
+
+
+def test_a_band_spans_the_seeds_at_the_epochs_that_all_have():
+    found = band([result("a", 0, 0.9)["curve"] and result("a", 0, 0.9), result("a", 1, 0.8, epochs=2)])
+    assert [point[0] for point in found] == [0.5, 1.0]
+    assert found[1] == (1.0, pytest.approx(0.8), pytest.approx(0.8), pytest.approx(0.8))
+
+
+def test_figures_are_drawn_as_png_and_svg(tmp_path):
+    results = [result(name, seed, 0.9 - seed / 50) for name in ("digits/tanh", "digits/relu") for seed in range(2)]
+    made = accuracy_curves(TOY, results, tmp_path)
+    assert [path.name for path in made] == ["toy-digits-accuracy.png", "toy-digits-accuracy.svg"]
+    assert made[0].read_bytes().startswith(b"\x89PNG")
+    assert "<svg" in made[1].read_text()
+    again = accuracy_curves(TOY, results, tmp_path / "again")
+    assert again[1].read_bytes() == made[1].read_bytes(), "the same results are the same picture"
+
+
+def test_what_happens_inside_is_measured_and_drawn(tmp_path):
+    looked = Variant("digits/inside", BASE, diagnostics=32)
+    places = {f"at/{i}": (float(i % 2), float(i // 2), 0.0) for i in range(4)}
+    surface = [Variant(name, BASE) for name in places]
+    study = Study(
+        "toy", "A Paper", [looked, *surface], inside={"digits": ["digits/inside"]}, surface=places, axes="sto"
+    )
+    task = tasks_of(study, tmp_path / "out", only=["digits"])[0]
+    found = run_task(task, data_dir=None, runs=tmp_path / "runs")
+    assert found == json.loads(task.path.read_text()) == task.finished()
+    assert [row["epoch"] for row in found["diagnostics"]] == [row["epoch"] for row in found["curve"]]
+    assert found["resumed"] == 0
+    results = [found, *(result(name, 0, 0.9 + i / 100) for i, name in enumerate(places))]
+    made = [path.name for path in all_figures(study, results, tmp_path / "figures")]
+    assert [name for name in made if name.endswith(".png")] == [
+        "toy-digits-norms.png",
+        "toy-digits-gradients.png",
+        "toy-digits-confusion.png",
+        "toy-surface.png",
+    ]
+    assert inside_figures(study, [result("at/0", 0, 0.9)], tmp_path) == []
+
+
+def test_a_run_without_noise_is_told_to_have_no_epsilon():
+    (row,) = rows(TOY, [{**result("digits/tanh", 0, 0.95), "epsilon": None}])
+    assert row["epsilon"] == "none holds"
+
+
+def test_a_study_that_names_what_is_not_there_is_refused():
+    with pytest.raises(UserError, match="did you mean 'digits/tanh'"):
+        Study("toy", "A Paper", TOY.variants, [Comparison("digits/tnh", "digits/relu", "")])
+    with pytest.raises(UserError, match="same name"):
+        Study("toy", "A Paper", [TOY.variants[0]] * 2)
+
+
+def test_the_command_runs_a_study_and_ends_with_table_figures_and_a_sentence(tmp_path, monkeypatch):
+    monkeypatch.setitem(studies.STUDIES, "toy", TOY)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(
+        app, ["reproduce", "toy", "--only", "digits", "--seeds", "1", "--epochs", "1"], env={"COLUMNS": "200"}
+    )
+    assert done.exit_code == 0, done.output
+    assert "digits/tanh" in done.output
+    assert "too few for a test" in done.output
+    assert sorted(path.name for path in (tmp_path / "results" / "toy" / "trial-of-1-epochs").iterdir()) == [
+        "README.md",
+        "digits-relu-seed0.json",
+        "digits-tanh-seed0.json",
+        "toy-digits-accuracy.png",
+        "toy-digits-accuracy.svg",
+    ]
+    assert not (tmp_path / "results" / "toy" / "README.md").exists(), "a trial is kept apart"
+
+
+def test_the_command_lists_and_refuses(monkeypatch):
+    monkeypatch.setitem(studies.STUDIES, "toy", TOY)
+    runner = CliRunner()
+    assert "losing-less" in runner.invoke(app, ["reproduce", "--list"]).output
+    assert "digits/relu" in runner.invoke(app, ["reproduce", "toy", "--list"]).output
+    for arguments, words in [
+        (["reproduce"], "say which study"),
+        (["reproduce", "losing-les"], "did you mean 'losing-less'"),
+        (["reproduce", "toy", "--only", "digts"], "did you mean 'digits'"),
+        (["reproduce", "toy", "--seeds", "0"], "--seeds"),
+    ]:
+        with pytest.raises(UserError, match=words):
+            runner.invoke(app, arguments, catch_exceptions=False)
