@@ -2,6 +2,7 @@
 
 python results/tables.py collect RUN_DIR    # RUN_DIR -> results/<name of the directory>.json
 python results/tables.py readme             # write the table into README.md
+python results/tables.py docs               # write docs/results.md from what `tacit reproduce` left in results/<study>/
 """
 
 import json
@@ -59,6 +60,32 @@ def table() -> str:
     return "\n".join(lines)
 
 
+def page(draw: bool = False) -> str:
+    """docs/results.md: every study, its table, what the statistics say, and its figures."""
+    from tacit.report.figures import all_figures
+    from tacit.report.tables import markdown
+    from tacit.studies import STUDIES
+    from tacit.studies.runner import finished_of
+
+    parts = [
+        "# What was measured\n\nMade by `python results/tables.py docs` from `results/`, where each run is one small file. Every "
+        "run has a known seed, for research. Epsilon is the PLD one at delta 1e-5, for adding or removing one example, "
+        "everything paid but the choice of the papers' hyper-parameters; the RDP one, which the papers use, stands beside it. "
+        "Accuracies are those of the whole test set after the last step, in per cent: minimum, median and maximum over the seeds."
+    ]
+    for study in STUDIES.values():
+        folder, results = RESULTS / study.name, finished_of(study, RESULTS)
+        parts.append(markdown(study, results).strip())
+        figures = all_figures(study, results, folder) if draw else sorted(folder.glob("*.png"))
+        parts += [
+            f"![{path.stem}](../results/{study.name}/{path.name})" for path in sorted(figures) if path.suffix == ".png"
+        ]
+        notes = folder / "NOTES.md"
+        if notes.exists():
+            parts.append(notes.read_text().strip())
+    return "\n\n".join(parts) + "\n"
+
+
 def readme_with_table(text: str) -> str:
     """The README's text with the table of today between its two marks."""
     before, _, rest = text.partition(BEGIN)
@@ -71,5 +98,7 @@ if __name__ == "__main__":
         collect(Path(sys.argv[2]))
     elif sys.argv[1:] == ["readme"]:
         README.write_text(readme_with_table(README.read_text()))
+    elif sys.argv[1:] == ["docs"]:
+        (RESULTS.parent / "docs" / "results.md").write_text(page(draw=True))
     else:
         sys.exit(__doc__)

@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text()
 
 def test_its_python_runs_as_it_stands(capsys):
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
@@ -36,11 +36,19 @@ def test_its_commands_and_their_options_exist():
             assert option in shown, line
 
 
-def test_its_table_is_made_from_the_results():
+def tables_module():
     spec = importlib.util.spec_from_file_location("tables", ROOT / "results" / "tables.py")
     tables = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(tables)
-    assert tables.readme_with_table(README) == README
+    return tables
+
+
+def test_the_page_of_results_is_made_from_the_results():
+    assert (ROOT / "docs" / "results.md").read_text() == tables_module().page()
+
+
+def test_its_table_is_made_from_the_results():
+    assert tables_module().readme_with_table(README) == README
     assert README.count("\n| ") >= 5, "a heading and at least four runs"
 
 
