@@ -22,12 +22,12 @@ def _quick(monkeypatch):
 
 
 @functools.cache
-def _epsilon(rate, levels, delta, accountant):
-    return epsilon_of(rate, levels, delta, accountant=accountant)
+def _epsilon(rate, levels, delta, whole, accountant):
+    return epsilon_of(rate, levels, delta, whole=whole, accountant=accountant)
 
 
-def remembered(rate, levels, delta, accountant="pld"):
-    return _epsilon(rate, tuple(levels), delta, accountant)
+def remembered(rate, levels, delta, whole=(), accountant="pld"):
+    return _epsilon(rate, tuple(levels), delta, tuple(whole), accountant)
 
 
 def entries_of(*, plan=PLAN, delta=1e-5, releases=3, change=None, **facts):
