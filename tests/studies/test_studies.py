@@ -215,6 +215,7 @@ def test_a_table_has_ours_beside_the_papers():
     assert (first["epsilon"], first["by RDP"]) == ("1.50", "1.60")
     assert second["paper"] == second["ours at that epsilon"] == ""
     assert "| digits/tanh | 95.00% |" in markdown(TOY, results)
+    assert "| digits/tanh | 76.00% | 76.00% | 86.00% | 86.00% | 96.00% | 96.00% | 96.00% |" in markdown(TOY, results)
     assert "Nothing was run yet" in markdown(TOY, [])
 
 

@@ -11,6 +11,7 @@ from tacit.studies.statistics import Verdict, compared
 from tacit.studies.study import Comparison, Study
 
 Results = Sequence[Mapping[str, Any]]
+_EPSILONS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 
 
 def by_variant(results: Results) -> dict[str, list[Mapping[str, Any]]]:
@@ -102,8 +103,19 @@ def markdown(study: Study, results: Results) -> str:
     keys = list(table[0])
     lines = [f"## {study.name}", "", f"{study.paper}.", "", _line(keys), _line("---" for _ in keys)]
     lines += [_line(row.values()) for row in table]
-    said = sentences(study, results)
-    return "\n".join([*lines, "", *(f"- {sentence}" for sentence in said)]) + "\n"
+    said = [f"- {sentence}" for sentence in sentences(study, results)]
+    return "\n".join([*lines, "", *said, "", *_along(study, results)]) + "\n"
+
+
+def _along(study: Study, results: Results) -> list[str]:
+    """What is drawn as curves, as numbers: the median accuracy when at most so much was spent."""
+    runs_of = by_variant(results)
+    names = [name for group in study.curves.values() for name in group if name in runs_of]
+    if not names:
+        return []
+    heads = ["median accuracy at epsilon", *(f"{epsilon:g}" for epsilon in _EPSILONS)]
+    lines = [_line(heads), _line("---" for _ in heads)]
+    return lines + [_line([name, *(_at(epsilon, runs_of[name]) for epsilon in _EPSILONS)]) for name in names]
 
 
 def _line(cells: Any) -> str:
