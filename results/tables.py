@@ -24,6 +24,7 @@ def collect(run: Path) -> None:
         "data": recipe["data"]["source"],
         "model": recipe["model"]["name"],
         "activation": recipe["model"]["activation"],
+        "features": recipe["model"].get("features"),
         "loss": recipe["loss"]["name"],
         "privacy": recipe["privacy"],
         "optimizer": recipe["optimizer"],
@@ -53,8 +54,11 @@ def table() -> str:
         epochs = (
             f"{planned:g}" if row["releases"] == row["planned_releases"] else f"{row['epochs_run']:.0f} of {planned:g}"
         )
+        parts = [row["model"], row["activation"], row["loss"]]
+        if row.get("features"):
+            parts = [f"{row['model']} on {row['features']}", row["loss"]]
         lines.append(
-            f"| {row['data']} | {row['model']}, {row['activation']}, {row['loss']} | {epochs} | {row['test_accuracy']:.2%} "
+            f"| {row['data']} | {', '.join(parts)} | {epochs} | {row['test_accuracy']:.2%} "
             f"| {row['epsilon']:.2f} | {row['epsilon_rdp']:.2f} | {row['delta']:g} | {row['seconds'] / 60:.1f} |"
         )
     return "\n".join(lines)
