@@ -6,8 +6,9 @@ windows of 2^scales pixels (Mallat, "Group Invariant Scattering", 2012; Bruna an
 Networks", 2013). Filters and padding are those of Kymatio (Andreux et al., 2020), so that results can be compared. It
 looks at one image at a time.
 
-Everything happens in the Fourier domain, where a convolution is a product, and where an image whose high frequencies are gone is
-made smaller by adding up what aliasing would bring together.
+Wavelets are applied in the Fourier domain, where a convolution is a product, and where an image whose high frequencies are gone is
+made smaller by adding up what aliasing would bring together. The average is a Gaussian, so that two small matrices do it, one for
+the rows and one for the columns.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ _BANDWIDTH = 0.8  # the deviation of the finest wavelet's envelope, in pixels
 _FREQUENCY = 3 * math.pi / 4  # of the finest wavelet
 _ELONGATION = 4.0  # the envelope's slant times the number of angles
 _NEIGHBOURS = 2  # periods on each side that are added up, so that a filter is periodic
+_AT_A_TIME = 24  # maps, on a processor: what comes in between then stays in its cache
 
 
 class Scattering(nn.Module):
@@ -53,11 +55,13 @@ class Scattering(nn.Module):
         self._padded = tuple(((length + step) // step + 1) * step for length in self.size)
         for j in range(scales):
             wavelets = [_wavelet(self._padded, j, angle, angles) for angle in range(angles)]
-            for level, filters in enumerate(_levels(torch.stack(wavelets), j + 1)):
+            for level in range(j + 1):
+                filters = _kept(torch.stack(wavelets), level, axes=(-2, -1)).float()
                 self.register_buffer(f"wavelets_{j}_{level}", filters, persistent=False)
-        average = _gabor(self._padded, _BANDWIDTH * 2 ** (scales - 1), 0.0, 0.0, 1.0)
-        for level, filters in enumerate(_levels(torch.fft.fft2(average).real, scales + 1)):
-            self.register_buffer(f"average_{level}", filters, persistent=False)
+        for level in range(scales):
+            for axis, (padded, length) in enumerate(zip(self._padded, self.size)):
+                averages = _averages(padded, scales, level)[1 : 1 + length // step]  # without what the padding gives
+                self.register_buffer(f"average_{level}_{axis}", averages, persistent=False)
 
     @property
     def paths(self) -> int:
@@ -81,32 +85,27 @@ class Scattering(nn.Module):
         before = [(padded - length) // 2 for padded, length in zip(self._padded, self.size)]
         after = [padded - length - first for padded, length, first in zip(self._padded, self.size, before)]
         maps = functional.pad(maps, (before[1], after[1], before[0], after[0]), mode="reflect")
-        found = self._scattered(torch.fft.fft2(maps))
-        height, width = self.output_shape(channels)[1:]
-        found = found[..., 1 : 1 + height, 1 : 1 + width]  # without what the padding gave
-        return found.reshape(batch, channels * self.paths, height, width)
+        size = _AT_A_TIME if images.device.type == "cpu" else len(maps)
+        found = torch.cat([self._scattered(some) for some in maps.split(max(size, 1))])
+        return found.reshape(batch, *self.output_shape(channels))
 
-    def _scattered(self, spectrum: Tensor) -> Tensor:
-        """All paths, [maps, paths, rows, columns], from the spectrum of padded maps, [maps, 1, ...]."""
-        found, second = [self._averaged(spectrum, 0)], []
+    def _scattered(self, maps: Tensor) -> Tensor:
+        """All paths, [maps, paths, rows, columns], of padded maps, [maps, 1, ...]."""
+        found, second = [self._averaged(maps, 0)], []
+        spectrum = torch.fft.fft2(maps)
         for j in range(self.scales if self.order > 0 else 0):
-            first = self._modulus(spectrum * self._filters(f"wavelets_{j}_0"), j)  # [maps, angles, ...]
+            first = torch.fft.ifft2(_coarser(spectrum, self._filters(f"wavelets_{j}_0"), j)).abs()  # [maps, angles, ...]
             found.append(self._averaged(first, j))
-            for k in range(j + 1, self.scales if self.order > 1 else 0):
-                paths = first.unsqueeze(2) * self._filters(f"wavelets_{k}_{j}")  # [maps, angles, angles, ...]
-                second.append(self._averaged(self._modulus(paths.flatten(1, 2), k - j), k))
+            if self.order > 1 and j + 1 < self.scales:
+                again = torch.fft.fft2(first).unsqueeze(2)
+                for k in range(j + 1, self.scales):  # [maps, angles, angles, ...]
+                    paths = torch.fft.ifft2(_coarser(again, self._filters(f"wavelets_{k}_{j}"), k - j)).abs()
+                    second.append(self._averaged(paths.flatten(1, 2), k))
         return torch.cat(found + second, dim=1)
 
-    def _modulus(self, spectrum: Tensor, octaves: int) -> Tensor:
-        """The spectrum of the modulus, so many octaves coarser."""
-        found: Tensor = torch.fft.fft2(torch.fft.ifft2(_coarser(spectrum, octaves)).abs())
-        return found
-
-    def _averaged(self, spectrum: Tensor, level: int) -> Tensor:
-        """The maps, averaged and as coarse as the result, of a spectrum that is `level` octaves coarser than the image."""
-        averaged = spectrum * self._filters(f"average_{level}")
-        found: Tensor = torch.fft.ifft2(_coarser(averaged, self.scales - level)).real
-        return found
+    def _averaged(self, maps: Tensor, level: int) -> Tensor:
+        """Maps that are `level` octaves coarser than the image, averaged and as coarse as the result."""
+        return self._filters(f"average_{level}_0") @ maps @ self._filters(f"average_{level}_1").T
 
     def _filters(self, name: str) -> Tensor:
         filters: Tensor = self.get_buffer(name)
@@ -116,13 +115,18 @@ class Scattering(nn.Module):
         return f"size={self.size}, scales={self.scales}, angles={self.angles}, order={self.order}"
 
 
-def _coarser(spectrum: Tensor, octaves: int) -> Tensor:
-    """The spectrum of every 2^octaves-th pixel: the mean over the frequencies that become one."""
-    if octaves == 0:
-        return spectrum
+def _coarser(spectrum: Tensor, filters: Tensor, octaves: int) -> Tensor:
+    """The filtered spectrum of every 2^octaves-th pixel: the mean over the frequencies that become one."""
     step = 2**octaves
-    *others, rows, columns = spectrum.shape
-    return spectrum.reshape(*others, step, rows // step, step, columns // step).mean(dim=(-4, -2))
+    rows, columns = (length // step for length in spectrum.shape[-2:])
+    found: Tensor | None = None
+    for i in range(step):
+        for j in range(step):
+            here = (..., slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns))
+            part = spectrum[here] * filters[here]
+            found = part if found is None else found.add_(part)
+    assert found is not None
+    return found.div_(step**2)
 
 
 def _gabor(size: Sequence[int], deviation: float, angle: float, frequency: float, slant: float) -> Tensor:
@@ -148,16 +152,22 @@ def _wavelet(size: Sequence[int], octave: int, angle: int, angles: int) -> Tenso
     return found
 
 
-def _levels(spectrum: Tensor, levels: int) -> list[Tensor]:
-    """A filter's spectrum for images that are 0, 1, 2, ... octaves coarser: the frequencies they still have, in float32."""
-    found = []
-    for level in range(levels):
+def _averages(length: int, scales: int, level: int) -> Tensor:
+    """The matrix, [length / 2^scales, length / 2^level], that averages a row of pixels which is already `level` octaves coarser."""
+    deviation = _BANDWIDTH * 2 ** (scales - 1)
+    span = torch.arange(-_NEIGHBOURS * length, (_NEIGHBOURS + 1) * length, dtype=torch.float64)
+    bell = torch.exp(-(span**2) / (2 * deviation**2)) / (math.sqrt(2 * math.pi) * deviation)
+    spectrum = torch.fft.fft(bell.reshape(-1, length).sum(dim=0)).real
+    impulses = torch.fft.fft(torch.eye(length >> level, dtype=torch.float64)) * _kept(spectrum, level, axes=(-1,))
+    coarser = impulses.unflatten(1, (2 ** (scales - level), -1)).mean(dim=1)
+    return torch.fft.ifft(coarser).real.T.float().contiguous()
+
+
+def _kept(spectrum: Tensor, level: int, axes: Sequence[int]) -> Tensor:
+    """A filter's spectrum for images that are `level` octaves coarser: the frequencies they still have."""
+    for axis in axes:
+        length = spectrum.shape[axis]
         kept = spectrum.clone()
-        if level:
-            for axis in (-2, -1):
-                length = kept.shape[axis]
-                gone = int(length * (1 - 2.0**-level))
-                kept.narrow(axis, int(length * 2.0 ** (-level - 1)), gone).zero_()
-            kept = _coarser(kept, level) * 4**level
-        found.append(kept.float())
-    return found
+        kept.narrow(axis, int(length * 2.0 ** (-level - 1)), int(length * (1 - 2.0**-level))).zero_()
+        spectrum = kept.unflatten(axis, (2**level, -1)).sum(dim=axis - 1)
+    return spectrum
