@@ -142,9 +142,12 @@ class PreactivationPenalty:
             )
         found = []
         for layer in layers[:-1]:
-            rows = layer.output.flatten(1)
-            size = rows.square().sum(dim=1) if self.norm == "squared" else torch.linalg.vector_norm(rows, dim=1)
-            found.append(size / rows.shape[1])
+            units = layer.output
+            every = tuple(range(1, units.dim()))  # flattened, maps with their channels last would be copied
+            size = (
+                units.square().sum(dim=every) if self.norm == "squared" else torch.linalg.vector_norm(units, dim=every)
+            )
+            found.append(size / units.shape[1:].numel())
         return torch.stack(found).sum(dim=0)
 
 
