@@ -94,7 +94,7 @@ def test_a_run_on_features_trains_evaluates_and_predicts_from_raw_images(tmp_pat
     assert done.exit_code == 0, done.output
 
 
-STANDARD = [*CHANGES, "model.normalization=standard", "model.normalization_bounds=[3.0, 5.0]"]
+STANDARD = [*CHANGES, "model.normalization=standard"]
 
 
 def test_a_run_that_standardises_pays_for_its_statistics_and_keeps_them(tmp_path, cache):
@@ -192,7 +192,11 @@ def test_a_step_of_ones_own_and_a_wrong_number_of_channels_are_refused_before_an
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        (["model.features=scattering", "model.normalization=standard"], "two public numbers"),
+        (["model.features=scattering", "model.normalization_bounds=[1.0, 2.0]"], "bounds is of model.normalization"),
+        (
+            ["model.features=scattering", "model.normalization=standard", "model.normalization_bounds=[1.0]"],
+            "two numbers",
+        ),
         (["privacy.statistics_noise_multiplier=4.0"], "is of model.normalization"),
         (["model.features=scatering"], "did you mean 'scattering'"),
         (["model.features=scattering", "model.normalization=batch"], "unknown model.normalization"),

@@ -2,6 +2,7 @@
 
 from tacit.gradients.standardized import WeightStandardizedConv2d
 from tacit.models.networks import all_conv, cifar_cnn, linear, mnist_cnn, scatter_cnn, small_cnn
+from tacit.models.prior import PriorScale
 from tacit.models.registry import MODELS, build
 from tacit.models.replacement import without_batch_norm
 from tacit.models.residual import resnet, wide_resnet
@@ -11,6 +12,7 @@ from tacit.models.transformer import transformer
 
 __all__ = [
     "MODELS",
+    "PriorScale",
     "Scattering",
     "Standardize",
     "WeightStandardizedConv2d",

@@ -6,9 +6,9 @@ windows of 2^scales pixels (Mallat, "Group Invariant Scattering", 2012; Bruna an
 Networks", 2013). Filters and padding are those of Kymatio (Andreux et al., 2020), so that results can be compared. It
 looks at one image at a time.
 
-Wavelets are applied in the Fourier domain, where a convolution is a product, and where an image whose high frequencies are gone is
-made smaller by adding up what aliasing would bring together. The average is a Gaussian, so that two small matrices do it, one for
-the rows and one for the columns.
+Wavelets are applied in the Fourier domain, where a convolution is a product, and where an image whose high frequencies are gone
+is made smaller by adding up what aliasing would bring together. The average is a Gaussian, so that two small matrices do it, one
+for the rows and one for the columns.
 """
 
 from __future__ import annotations
@@ -94,7 +94,9 @@ class Scattering(nn.Module):
         found, second = [self._averaged(maps, 0)], []
         spectrum = torch.fft.fft2(maps)
         for j in range(self.scales if self.order > 0 else 0):
-            first = torch.fft.ifft2(_coarser(spectrum, self._filters(f"wavelets_{j}_0"), j)).abs()  # [maps, angles, ...]
+            first = torch.fft.ifft2(
+                _coarser(spectrum, self._filters(f"wavelets_{j}_0"), j)
+            ).abs()  # [maps, angles, ...]
             found.append(self._averaged(first, j))
             if self.order > 1 and j + 1 < self.scales:
                 again = torch.fft.fft2(first).unsqueeze(2)
@@ -153,7 +155,7 @@ def _wavelet(size: Sequence[int], octave: int, angle: int, angles: int) -> Tenso
 
 
 def _averages(length: int, scales: int, level: int) -> Tensor:
-    """The matrix, [length / 2^scales, length / 2^level], that averages a row of pixels which is already `level` octaves coarser."""
+    """The matrix, [length / 2^scales, length / 2^level], averaging a row of pixels that is already `level` octaves coarser."""
     deviation = _BANDWIDTH * 2 ** (scales - 1)
     span = torch.arange(-_NEIGHBOURS * length, (_NEIGHBOURS + 1) * length, dtype=torch.float64)
     bell = torch.exp(-(span**2) / (2 * deviation**2)) / (math.sqrt(2 * math.pi) * deviation)

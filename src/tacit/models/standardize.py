@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -9,12 +10,15 @@ from torch import Tensor, nn
 
 from tacit.privacy.validation import UserError, check_positive
 
+_BOUNDS = (2.0, 8.0)  # of means and mean squares, a channel
+
 
 class Standardize(nn.Module):
     """(x - mean) / std by channel of [batch, channels, ...]; until `take` was called, x as it is.
 
     `bounds` are public numbers: at most so large are, for one example, the vector of the channels' means over its positions and
-    the vector of their mean squares. What is longer is clipped, which biases the statistics and costs no privacy.
+    the vector of their mean squares. What is longer is clipped, which biases the statistics and costs no privacy. By default they
+    are 2 and 8 times the root of the number of channels: for inputs whose means and deviations are of the order of 1.
 
     >>> layer = Standardize(2, bounds=(10.0, 100.0))
     >>> x = torch.tensor([[[1.0, 3.0], [0.0, 4.0]]])
@@ -31,8 +35,10 @@ class Standardize(nn.Module):
     std: Tensor
     measured: Tensor
 
-    def __init__(self, channels: int, bounds: Sequence[float]) -> None:
+    def __init__(self, channels: int, bounds: Sequence[float] | None = None) -> None:
         super().__init__()
+        if bounds is None:
+            bounds = tuple(bound * math.sqrt(channels) for bound in _BOUNDS)
         if len(bounds) != 2:
             raise UserError(f"bounds are two numbers, of the means and of the mean squares, not {list(bounds)}")
         self.bounds = (check_positive("bounds", bounds[0]), check_positive("bounds", bounds[1]))

@@ -80,14 +80,15 @@ def _variants(group: str) -> list[Variant]:
         found += [variant(f"{name}-inside", False, _INSIDE[group], **what) for name, what in zip(_MAIN, looked)]
     if group != "cifar10":  # its gradients take the slow way
         found.append(variant("tailored-weights", loss={**tailored, "penalty": "weights"}))
-        found.append(
-            variant(
-                "tailored-clip-1",
-                loss=tailored,
-                privacy={"clipping_norm": 1.0},
-                optimizer={"lr": base["optimizer"]["lr"] / 10},
+        for norm, factor in ((1.0, 0.1), (0.01, 10.0)):  # as a loss a tenth, or ten times, as large
+            found.append(
+                variant(
+                    f"tailored-clip-{norm:g}",
+                    loss=tailored,
+                    privacy={"clipping_norm": norm},
+                    optimizer={"lr": base["optimizer"]["lr"] * factor},
+                )
             )
-        )
     return found
 
 

@@ -22,11 +22,12 @@ from torch import nn
 
 from tacit.data import Dataset, Split
 from tacit.data.fetch import cache_dir
+from tacit.models.prior import PriorScale
 from tacit.models.scattering import Scattering
 from tacit.privacy.validation import UserError, check_choice
 
 FEATURES = ("scattering",)
-NORMALIZATIONS = ("none", "group", "standard")
+NORMALIZATIONS = ("none", "group", "prior", "standard")
 _BATCH = 256
 _GROUPS = 27  # of channels that are normalised together, as Tramèr and Boneh have it for the 81 of Fashion-MNIST
 # SHA-256 of the images, as bytes: what somebody's file or folder is called says nothing.
@@ -45,7 +46,8 @@ def feature_map(name: str, normalization: str, input_shape: Sequence[int]) -> tu
     """The map of this name for examples of this shape, and the shape of what it gives.
 
     "group" normalises groups of channels of each example by their own mean and variance (a GroupNorm that learns nothing);
-    "standard" is left to a layer that comes after the map, since it needs the training set.
+    "prior" scales each channel by what random images have; "standard" does so too, and leaves the rest to a layer that comes
+    after the map, since it needs the training set.
 
     >>> feature_map("scattering", "group", (1, 28, 28))[1]
     (81, 7, 7)
@@ -56,9 +58,11 @@ def feature_map(name: str, normalization: str, input_shape: Sequence[int]) -> tu
         raise UserError(f"scattering takes images [channels, height, width], not examples of shape {list(input_shape)}")
     scattering = Scattering(input_shape[1:])
     shape = scattering.output_shape(input_shape[0])
-    if normalization != "group":
+    if normalization == "none":
         return scattering, shape
-    return nn.Sequential(scattering, nn.GroupNorm(_GROUPS, shape[0], affine=False)), shape
+    if normalization == "group":
+        return nn.Sequential(scattering, nn.GroupNorm(_GROUPS, shape[0], affine=False)), shape
+    return nn.Sequential(scattering, PriorScale.of(scattering, input_shape)), shape
 
 
 def with_features(split: Split, features: nn.Module, *, progress: bool = False) -> Split:

@@ -50,9 +50,11 @@ class ModelSection(Section):
     name: str = "small-cnn"
     activation: str | list[str] = "tanh"
     features: str | None = None  # a fixed map before the network: "scattering"
-    # of the features: "group" (free), "standard" (by statistics of the training set, paid for) or "none"
+    # of the features: "group" (the default) and "prior" (by what random images have) are free, "standard" (by statistics of the
+    # training set) is paid for; or "none"
     normalization: str | None = None
-    # public numbers, for "standard": what an example's vector of means, and of mean squares, by channel, is clipped to
+    # public numbers, for "standard": what an example's vector of means, and of mean squares, by channel, is clipped to, after
+    # it was scaled as by "prior"
     normalization_bounds: list[float] | None = None
 
 

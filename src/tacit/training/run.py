@@ -156,14 +156,11 @@ def build_model(section: ModelSection, input_shape: tuple[int, ...], classes: in
             raise UserError("model.normalization is of model.features; there are none")
         return build(section.name, input_shape, classes, activation)
     normalization = section.normalization or "group"
-    if (normalization == "standard") != (section.normalization_bounds is not None):
-        raise UserError(
-            'model.normalization_bounds goes with model.normalization = "standard": two public numbers, to which an '
-            "example's vector of means by channel, and of mean squares, is clipped"
-        )
+    if section.normalization_bounds is not None and normalization != "standard":
+        raise UserError('model.normalization_bounds is of model.normalization = "standard"')
     features, shape = feature_map(section.features, normalization, input_shape)
     network = build(section.name, shape, classes, activation)
-    if section.normalization_bounds is not None:
+    if normalization == "standard":
         network = nn.Sequential(Standardize(shape[0], section.normalization_bounds), network)
     return nn.Sequential(features, network)
 
