@@ -179,8 +179,9 @@ def test_the_same_seed_gives_the_same_result(tmp_path):
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
+    from tacit.training.interruption import Interrupted
     from tacit.training.run import train
-    from tacit.training.trainer import Interrupted, PrivateTrainer
+    from tacit.training.trainer import PrivateTrainer
 
     task = tasks_of(TOY, tmp_path / "out", only=["other"])[0]
     directory = tmp_path / "runs" / "toy" / task.name
@@ -190,7 +191,7 @@ def test_an_interrupted_run_goes_on_where_it_stopped(tmp_path):
         nonlocal steps
         update(self, private)
         steps += 1
-        self._stop_requested = steps == 4
+        self._stop.requested = steps == 4
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrivateTrainer, "_update", stop_early)

@@ -14,9 +14,10 @@ from tacit.privacy import PrivacyPlan, UserError, read_ledger, verify
 from tacit.training import features
 from tacit.training.checkpoint import load_tensors
 from tacit.training.features import feature_map, with_features
+from tacit.training.interruption import Interrupted
 from tacit.training.recipe import Recipe
 from tacit.training.run import load_data, load_model, train
-from tacit.training.trainer import Interrupted, PrivateTrainer
+from tacit.training.trainer import PrivateTrainer
 
 CHANGES = ["data.resize=16", "model.name=linear", "model.features=scattering", "privacy.epochs=2"]
 
@@ -126,7 +127,7 @@ def test_statistics_are_measured_once_also_when_a_run_is_resumed(tmp_path, cache
         nonlocal steps
         update(self, private)
         steps += 1
-        self._stop_requested = steps == 3
+        self._stop.requested = steps == 3
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(PrivateTrainer, "_update", stop_early)

@@ -59,7 +59,7 @@ def command(
         _list(chosen, only)
         return
     from tacit.studies.runner import run_study, tasks_of
-    from tacit.training.trainer import Interrupted
+    from tacit.training.interruption import Interrupted
 
     epochs = None if epochs is None else check_positive("--epochs", epochs)
     count = None if seeds is None else check_count("--seeds", seeds)

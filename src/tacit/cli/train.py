@@ -63,8 +63,8 @@ def command(
     places = data_changes(dataset, data_dir)
     chosen = _chosen(recipe, dataset, places, [*_as_changes(epsilon, delta, epochs, seed), *changes], out, resume)
     # Imported only now, so that a wrong recipe is told at once.
+    from tacit.training.interruption import Interrupted
     from tacit.training.run import train
-    from tacit.training.trainer import Interrupted
 
     directory = out or Path("runs") / f"{_title(recipe, chosen)}-{datetime.now():%Y%m%d-%H%M%S}"
     try:

@@ -64,5 +64,5 @@ def random_images(count: int, shape: Sequence[int], *, seed: int = 0) -> Tensor:
     spectrum = torch.fft.rfft2(torch.randn(count, channels, rows, columns, generator=generator))
     frequency = torch.hypot(torch.fft.fftfreq(rows).unsqueeze(1), torch.fft.rfftfreq(columns))
     frequency[0, 0] = torch.inf  # no power at frequency 0: the mean is 0
-    images = torch.fft.irfft2(spectrum / frequency, s=(rows, columns))[..., :height, :width]
+    images: Tensor = torch.fft.irfft2(spectrum / frequency, s=(rows, columns))[..., :height, :width]
     return images / images.std()

@@ -86,7 +86,7 @@ class Scattering(nn.Module):
         after = [padded - length - first for padded, length, first in zip(self._padded, self.size, before)]
         maps = functional.pad(maps, (before[1], after[1], before[0], after[0]), mode="reflect")
         size = _AT_A_TIME if images.device.type == "cpu" else len(maps)
-        found = torch.cat([self._scattered(some) for some in maps.split(max(size, 1))])
+        found = torch.cat([self._scattered(some) for some in torch.split(maps, max(size, 1))])
         return found.reshape(batch, *self.output_shape(channels))
 
     def _scattered(self, maps: Tensor) -> Tensor:
@@ -161,8 +161,9 @@ def _averages(length: int, scales: int, level: int) -> Tensor:
     bell = torch.exp(-(span**2) / (2 * deviation**2)) / (math.sqrt(2 * math.pi) * deviation)
     spectrum = torch.fft.fft(bell.reshape(-1, length).sum(dim=0)).real
     impulses = torch.fft.fft(torch.eye(length >> level, dtype=torch.float64)) * _kept(spectrum, level, axes=(-1,))
-    coarser = impulses.unflatten(1, (2 ** (scales - level), -1)).mean(dim=1)
-    return torch.fft.ifft(coarser).real.T.float().contiguous()
+    coarser = impulses.reshape(len(impulses), 2 ** (scales - level), -1).mean(dim=1)
+    found: Tensor = torch.fft.ifft(coarser).real
+    return found.T.float().contiguous()
 
 
 def _kept(spectrum: Tensor, level: int, axes: Sequence[int]) -> Tensor:
@@ -171,5 +172,5 @@ def _kept(spectrum: Tensor, level: int, axes: Sequence[int]) -> Tensor:
         length = spectrum.shape[axis]
         kept = spectrum.clone()
         kept.narrow(axis, int(length * 2.0 ** (-level - 1)), int(length * (1 - 2.0**-level))).zero_()
-        spectrum = kept.unflatten(axis, (2**level, -1)).sum(dim=axis - 1)
+        spectrum = torch.unflatten(kept, axis, (2**level, -1)).sum(dim=axis - 1)
     return spectrum

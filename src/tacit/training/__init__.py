@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tacit.training.evaluation import evaluate
+    from tacit.training.interruption import Interrupted
     from tacit.training.recipe import Recipe
     from tacit.training.run import load_model, train
-    from tacit.training.trainer import Interrupted, PrivateTrainer
+    from tacit.training.trainer import PrivateTrainer
 
 _HOMES = {
-    "Interrupted": "trainer",
+    "Interrupted": "interruption",
     "PrivateTrainer": "trainer",
     "Recipe": "recipe",
     "evaluate": "evaluation",

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import math
 import os
-import signal
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -28,24 +24,20 @@ from tacit.privacy.ledger import Ledger, released_levels, whole_levels
 from tacit.privacy.mechanism import GaussianMechanism, PrivateGradient
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.randomness import Randomness
-from tacit.privacy.statistics import BoundedSum
 from tacit.privacy.validation import UserError, check_count, check_delta
 from tacit.training.checkpoint import load_tensors, load_weights, pack, save_tensors, unpack
+from tacit.training.chores import Chore
 from tacit.training.diagnostics import diagnosed
 from tacit.training.directory import RunDirectory
 from tacit.training.evaluation import evaluate, evaluations_apart, mean_loss
 from tacit.training.examples import Examples, Indices, as_examples, channels_last, shares_memory
+from tacit.training.interruption import Interrupted, StopRequest
 from tacit.training.progress import Reporter, progress_of
+from tacit.training.statistics import give_statistics, unpaid_statistics
 
 _CHECKPOINT_SECONDS = 60.0  # between checkpoints within an epoch
 _SAVING, _ACCOUNTING = 0.01, 0.01  # the most of a run's time that checkpoints, and epsilon along the way, may take
-_LONGEST = 600.0  # seconds that such a thing waits at most
-_SUMMED = 1000  # examples at a time whose statistics are added up
 _PROBED = 32  # examples on which the engine tries whether any layer mixes them
-
-
-class Interrupted(Exception):
-    """The run was asked to stop (Ctrl-C, SIGTERM) and stopped after a whole step, with everything saved."""
 
 
 class PrivateTrainer:
@@ -115,8 +107,8 @@ class PrivateTrainer:
         self._seconds = 0.0
         self._physical_batch_size: int | None = None
         self._evaluate_every = 1
-        self._saving, self._accounting = _Chore(_SAVING), _Chore(_ACCOUNTING)
-        self._stop_requested = False
+        self._saving, self._accounting = Chore(_SAVING), Chore(_ACCOUNTING)
+        self._stop = StopRequest()
         if self.directory is not None:
             self.directory.check(resume=resume)
 
@@ -165,10 +157,7 @@ class PrivateTrainer:
             raise UserError(
                 "the layer that standardises has statistics from elsewhere, which this run has not paid for; make a new one"
             )
-        others = [
-            layer for layer in self.model.modules() if isinstance(layer, Standardize) and layer is not self.standardize
-        ]
-        if any(bool(layer.measured) for layer in others):
+        if unpaid_statistics(self.model, self.standardize):
             ledger.record_disclosure("statistics in a layer that standardises, which this run has not paid for,")
         sampler = self.plan.sampler(len(examples), randomness)
         epochs = round(self.plan.steps * self.plan.sample_rate, 1)
@@ -176,11 +165,12 @@ class PrivateTrainer:
         history: list[dict[str, Any]] = []
         started = time.monotonic() - self._seconds
         with (
-            self._stopping_cleanly(),
+            self._stop,
             progress_of(self.plan.steps, first=mechanism.next_step, epochs=epochs, show=progress) as reporter,
         ):
             if self.standardize is not None and not bool(self.standardize.measured):
-                self._measure_statistics(examples, self.standardize, mechanism)
+                give_statistics(self.standardize, examples, mechanism, self.plan.whole_releases[0], self.device)
+                self._save()  # so that they are released once
             while mechanism.steps_left > 0:
                 self._begin_step(mechanism.next_step)
                 indices = sampler.draw()
@@ -190,11 +180,11 @@ class PrivateTrainer:
                 reporter.step(step)
                 ends, last = _ends_epoch(step, self.plan.sample_rate), mechanism.steps_left == 0
                 # saved first: whatever happens while it is measured, nothing that was paid for is lost
-                if last or self._stop_requested or self._saving.due(0.0 if ends else _CHECKPOINT_SECONDS):
+                if last or self._stop.requested or self._saving.due(0.0 if ends else _CHECKPOINT_SECONDS):
                     self._save()
                 if ends or last:
                     history.append(self._measure(examples, indices, held_out, reporter))
-                if self._stop_requested and mechanism.steps_left > 0:
+                if self._stop.requested and mechanism.steps_left > 0:
                     self._certify()
                     raise Interrupted
         return history
@@ -272,21 +262,6 @@ class PrivateTrainer:
     def _release(self, chunks: Iterator[Any] | Sequence[Any], *, sampled_by: str) -> PrivateGradient:
         assert self._mechanism is not None
         return self._mechanism.release(self._gradient.over(chunks), sampled_by=sampled_by)
-
-    def _measure_statistics(self, examples: Examples, layer: Standardize, mechanism: GaussianMechanism) -> None:
-        """Noisy means and mean squares of the training examples, paid for and then saved, so that they are released once."""
-        count = len(examples)
-        starts = range(0, count, _SUMMED)
-        chunks = (
-            layer.moments(examples.batch(np.arange(start, min(start + _SUMMED, count)), self.device)[0])
-            for start in starts
-        )
-        what = "noisy sums of every channel's mean and mean square"
-        noisy = mechanism.release_whole(BoundedSum.over(chunks, layer.bounds), what=what)
-        # a variance below the noise of the mean squares is noise
-        deviation = self.plan.whole_releases[0] * math.sqrt(2) * layer.bounds[1] / count
-        layer.take(noisy / count, smallest_variance=deviation)
-        self._save()
 
     def _begin_step(self, step: int) -> None:
         """Tell a loss that changes with time which epoch it is: a public number."""
@@ -399,51 +374,6 @@ class PrivateTrainer:
             warnings.simplefilter("ignore", UserWarning)  # torch misses the optimizer's steps, which are lost
             for _ in range(lost):
                 self.learning_rate_schedule.step()
-
-    @contextmanager
-    def _stopping_cleanly(self) -> Iterator[None]:
-        """Ctrl-C and SIGTERM end the run after the step under way; a second Ctrl-C ends it at once."""
-        self._stop_requested = False
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-
-        def request(number: int, frame: Any) -> None:
-            if self._stop_requested:
-                raise KeyboardInterrupt
-            self._stop_requested = True
-
-        former = {number: signal.signal(number, request) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
-            yield
-        finally:
-            for number, handler in former.items():
-                signal.signal(number, handler)
-
-
-class _Chore:
-    """Something that may take a share of a run's time and no more: it is due again when what it last took is earned.
-
-    >>> frugal, lavish = _Chore(share=1e-9), _Chore(share=1e9)
-    >>> with frugal, lavish:
-    ...     time.sleep(0.001)
-    >>> frugal.due(), lavish.due(), lavish.due(at_least=60.0)
-    (False, True, False)
-    """
-
-    def __init__(self, share: float) -> None:
-        self._share, self._cost, self._done = share, 0.0, time.monotonic()
-
-    def due(self, at_least: float = 0.0) -> bool:
-        """Whether it may be done now, and was last done so many seconds ago."""
-        return time.monotonic() - self._done >= max(min(self._cost / self._share, _LONGEST), at_least)
-
-    def __enter__(self) -> None:
-        self._done = time.monotonic()
-
-    def __exit__(self, *_: object) -> None:
-        begun, self._done = self._done, time.monotonic()
-        self._cost = self._done - begun
 
 
 def _ends_epoch(step: int, sample_rate: float) -> bool:
