@@ -1,7 +1,7 @@
 """The papers' networks, a small one for digits, and what makes a model of your own fit for private training."""
 
 from tacit.gradients.standardized import WeightStandardizedConv2d
-from tacit.models.networks import all_conv, cifar_cnn, linear, mnist_cnn, scatter_cnn, small_cnn
+from tacit.models.networks import all_conv, cifar_cnn, linear, mnist_cnn, scatter_cnn, shallow_scatter_cnn, small_cnn
 from tacit.models.prior import PriorScale
 from tacit.models.registry import MODELS, build
 from tacit.models.replacement import without_batch_norm
@@ -23,6 +23,7 @@ __all__ = [
     "mnist_cnn",
     "resnet",
     "scatter_cnn",
+    "shallow_scatter_cnn",
     "small_cnn",
     "transformer",
     "wide_resnet",

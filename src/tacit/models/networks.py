@@ -75,6 +75,39 @@ def scatter_cnn(input_shape: Sequence[int], classes: int, activation: Activation
     return nn.Sequential(*body, nn.Linear(_features(body, input_shape), classes))
 
 
+def shallow_scatter_cnn(input_shape: Sequence[int], classes: int, activation: Activation = nn.Tanh) -> nn.Sequential:
+    """The networks of "Differentially Private Learning Needs Better Features" on ScatterNet features, as its code has them.
+
+    Two convolutions: for grey images (81 channels or fewer) as `scatter_cnn`, without its pools; for colour (243), with one pool
+    between them.
+
+    >>> sum(p.numel() for p in shallow_scatter_cnn((81, 7, 7), 10).parameters())
+    33066
+    >>> sum(p.numel() for p in shallow_scatter_cnn((243, 8, 8), 10).parameters())
+    187210
+    """
+    channels = input_shape[0]
+    if channels <= 81:
+        body = nn.Sequential(
+            nn.Conv2d(channels, 16, 3, stride=2, padding=1),
+            activation(),
+            nn.Conv2d(16, 32, 3, padding=1),
+            activation(),
+            nn.Flatten(),
+        )
+        features = _features(body, input_shape)
+        return nn.Sequential(*body, nn.Linear(features, 32), activation(), nn.Linear(32, classes))
+    body = nn.Sequential(
+        nn.Conv2d(channels, 64, 3, padding=1),
+        activation(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3, padding=1),
+        activation(),
+        nn.Flatten(),
+    )
+    return nn.Sequential(*body, nn.Linear(_features(body, input_shape), classes))
+
+
 def all_conv(
     input_shape: Sequence[int],
     classes: int,

@@ -6,7 +6,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
-from tacit.models.networks import Activation, all_conv, cifar_cnn, linear, mnist_cnn, perceptron, scatter_cnn, small_cnn
+from tacit.models.networks import (
+    Activation,
+    all_conv,
+    cifar_cnn,
+    linear,
+    mnist_cnn,
+    perceptron,
+    scatter_cnn,
+    shallow_scatter_cnn,
+    small_cnn,
+)
 from tacit.models.residual import resnet, wide_resnet
 from tacit.privacy.validation import UserError, check_choice
 
@@ -15,6 +25,7 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "cifar-cnn": cifar_cnn,
     "all-conv": all_conv,
     "scatter-cnn": scatter_cnn,
+    "shallow-scatter-cnn": shallow_scatter_cnn,
     "small-cnn": small_cnn,
     "resnet-20": resnet,
     "wrn-16-4": wide_resnet,
