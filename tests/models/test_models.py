@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tacit.gradients import ClippedGradient
+from tacit.gradients import ClippedGradient, reference
 from tacit.learning import ACTIVATIONS, LOSSES, make_loss
 from tacit.models import MODELS, build, without_batch_norm
 from tacit.privacy import Flat, UserError
@@ -30,6 +30,20 @@ def test_every_network_trains_privately_with_every_activation(name, activation):
         summed = gradient(torch.randn(3, *shape), torch.tensor([0, 1, 3]))
         assert summed.norms.shape == (3, 1)
         assert all(torch.isfinite(gradient).all() for gradient in summed.gradients.values())
+
+
+@pytest.mark.parametrize("name", ["scatter-cnn", "shallow-scatter-cnn"])
+@pytest.mark.parametrize("shape", [(81, 7, 7), (243, 8, 8)])
+def test_networks_on_features_have_the_gradients_of_the_reference(name, shape):
+    torch.manual_seed(0)
+    model = build(name, shape, 10)
+    loss, clipping = make_loss("tailored"), Flat(0.1)
+    inputs, targets = torch.randn(4, *shape), torch.tensor([0, 1, 3, 9])
+    found = ClippedGradient(model, loss=loss, clipping=clipping)(inputs, targets)
+    expected = reference.clipped_sum(model, loss, clipping, inputs, targets)
+    torch.testing.assert_close(found.norms, expected.norms, rtol=1e-4, atol=1e-6)
+    for parameter, gradient in expected.gradients.items():
+        torch.testing.assert_close(found.gradients[parameter], gradient, rtol=1e-3, atol=1e-5)
 
 
 def test_a_shape_that_does_not_fit_is_refused_in_words():

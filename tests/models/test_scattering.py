@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional
 
 from tacit.gradients import ClippedGradient
-from tacit.models.scattering import Scattering, _gabor, _wavelet
+from tacit.models.scattering import Scattering, _averages, _wavelet
 from tacit.privacy import Flat, UserError
 
 
@@ -50,7 +50,16 @@ def test_shapes(size, scales, angles, order):
 def test_wavelets_have_mean_zero_and_averages_have_mean_one():
     for octave in (0, 1):
         assert abs(float(_wavelet((36, 36), octave, 3, 8)[0, 0])) < 1e-12
-    assert abs(_gabor((36, 36), 1.6, 0.0, 0.0, 1.0).sum() - 1) < 1e-6
+    for level in (0, 1):
+        assert (_averages(36, 2, level).sum(dim=1) - 1).abs().max() < 1e-6
+
+
+def test_images_of_any_type_are_taken():
+    images = torch.randint(0, 256, (2, 1, 16, 16), dtype=torch.uint8)
+    scattering = Scattering((16, 16))
+    for other in (images, images.double()):
+        assert torch.equal(scattering(other), scattering(images.float()))
+    assert (scattering.double()(images) - Scattering((16, 16))(images)).abs().max() < 1e-3
 
 
 def test_energy_goes_down_the_orders_and_never_up():

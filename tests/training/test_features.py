@@ -196,12 +196,13 @@ def test_a_step_of_ones_own_and_a_wrong_number_of_channels_are_refused_before_an
         (["model.features=scattering", "model.normalization_bounds=[1.0, 2.0]"], "bounds is of model.normalization"),
         (
             ["model.features=scattering", "model.normalization=standard", "model.normalization_bounds=[1.0]"],
-            "two numbers",
+            "two public numbers",
         ),
         (["privacy.statistics_noise_multiplier=4.0"], "is of model.normalization"),
         (["model.features=scatering"], "did you mean 'scattering'"),
         (["model.features=scattering", "model.normalization=batch"], "unknown model.normalization"),
         (["model.normalization=group"], "there are none"),
+        (["model.normalization_bounds=[1.0, 2.0]"], "there are none"),
         (["data.resize=6", "model.features=scattering"], "too small"),
     ],
 )

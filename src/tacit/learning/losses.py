@@ -143,6 +143,8 @@ class PreactivationPenalty:
         found = []
         for layer in layers[:-1]:
             units = layer.output
+            if units.dim() < 2:
+                raise UserError("a hidden layer gives no row an example, so there is no pre-activation to penalise")
             every = tuple(range(1, units.dim()))  # flattened, maps with their channels last would be copied
             size = (
                 units.square().sum(dim=every) if self.norm == "squared" else torch.linalg.vector_norm(units, dim=every)

@@ -12,7 +12,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-_IMAGES = 200
+_PIXELS = 200 * 32 * 32  # of all random images together, so that large ones are few
+_FEWEST = 8
+_AT_A_TIME = 8
 _WIDER = 4  # times the size of the images, so that they do not wrap around
 
 
@@ -21,7 +23,7 @@ class PriorScale(nn.Module):
 
     It is stored with the model, so that another generator of random numbers does not change a model that was trained.
 
-    *Guarantee.* No data are looked at: it costs no privacy.
+    *Guarantee.* `of` looks at no data, so that it costs no privacy if the features look at none.
 
     >>> layer = PriorScale.of(nn.Identity(), (2, 8, 8))
     >>> layer(torch.zeros(1, 2, 8, 8)).abs().max() < 0.5
@@ -40,8 +42,15 @@ class PriorScale(nn.Module):
     @torch.no_grad()
     def of(cls, features: nn.Module, input_shape: Sequence[int]) -> PriorScale:
         """The layer that comes after `features` of images of this shape, [channels, height, width]."""
-        rows = features(random_images(_IMAGES, input_shape)).flatten(2)
-        return cls(rows.mean(dim=(0, 2)), rows.std(dim=(0, 2)).clamp(min=1e-6))
+        count = max(_FEWEST, _PIXELS // (input_shape[1] * input_shape[2]))
+        sums: list[Tensor] = []
+        for seed, start in enumerate(range(0, count, _AT_A_TIME)):
+            images = random_images(min(_AT_A_TIME, count - start), input_shape, seed=seed)
+            rows = features(images).flatten(2).double()
+            sums.append(torch.stack([rows.mean(dim=2), rows.square().mean(dim=2)]).sum(dim=1))
+        mean, square = torch.stack(sums).sum(dim=0) / count
+        deviation = (square - mean.square()).clamp(min=1e-12).sqrt()
+        return cls(_rounded(mean), _rounded(deviation))
 
     def forward(self, inputs: Tensor) -> Tensor:
         shape = (1, -1) + (1,) * (inputs.dim() - 2)
@@ -49,6 +58,11 @@ class PriorScale(nn.Module):
 
     def extra_repr(self) -> str:
         return str(len(self.mean))
+
+
+def _rounded(numbers: Tensor) -> Tensor:
+    """To three digits: the same numbers on another machine, whose last bits differ."""
+    return torch.tensor([float(f"{number:.3g}") for number in numbers.tolist()])
 
 
 def random_images(count: int, shape: Sequence[int], *, seed: int = 0) -> Tensor:
@@ -62,7 +76,9 @@ def random_images(count: int, shape: Sequence[int], *, seed: int = 0) -> Tensor:
     rows, columns = _WIDER * height, _WIDER * width
     generator = torch.Generator().manual_seed(seed)
     spectrum = torch.fft.rfft2(torch.randn(count, channels, rows, columns, generator=generator))
-    frequency = torch.hypot(torch.fft.fftfreq(rows).unsqueeze(1), torch.fft.rfftfreq(columns))
-    frequency[0, 0] = torch.inf  # no power at frequency 0: the mean is 0
-    images: Tensor = torch.fft.irfft2(spectrum / frequency, s=(rows, columns))[..., :height, :width]
-    return images / images.std()
+    down = torch.fft.fftfreq(rows).unsqueeze(1)
+    power = 1 / (down.square() + torch.fft.fftfreq(columns).square())
+    power[0, 0] = 0.0  # none at frequency 0: the mean is 0
+    amplitude = (power / power.mean()).sqrt()[:, : columns // 2 + 1]
+    images: Tensor = torch.fft.irfft2(spectrum * amplitude, s=(rows, columns))
+    return images[..., :height, :width].contiguous()

@@ -80,6 +80,7 @@ class Scattering(nn.Module):
             raise UserError(
                 f"this scattering takes images [batch, channels, {self.size[0]}, {self.size[1]}], not {list(images.shape)}"
             )
+        images = images.to(self._filters("average_0_0").dtype)
         batch, channels = images.shape[:2]
         maps = images.reshape(batch * channels, 1, *self.size)
         before = [(padded - length) // 2 for padded, length in zip(self._padded, self.size)]

@@ -106,6 +106,8 @@ def _computed(data: Dataset, features: nn.Module, part: str, progress: bool) -> 
 def _place(data: Dataset, features: nn.Module, content: str) -> Path:
     """A file for these very examples and this very map."""
     digest = hashlib.sha256(f"{_VERSION} {features!r} {data.mean} {data.std} {content}".encode())
+    for name, numbers in features.state_dict().items():  # what it prints does not tell all
+        digest.update(f"{name} {numbers.tolist()}".encode())
     return cache_dir() / "features" / f"{data.name}-{digest.hexdigest()[:32]}.npy"
 
 

@@ -152,8 +152,8 @@ def build_model(section: ModelSection, input_shape: tuple[int, ...], classes: in
     """
     activation = activation_of(section.activation)
     if section.features is None:
-        if section.normalization is not None:
-            raise UserError("model.normalization is of model.features; there are none")
+        if section.normalization is not None or section.normalization_bounds is not None:
+            raise UserError("model.normalization and its bounds are of model.features; there are none")
         return build(section.name, input_shape, classes, activation)
     normalization = section.normalization or "group"
     if section.normalization_bounds is not None and normalization != "standard":

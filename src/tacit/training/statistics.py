@@ -15,10 +15,8 @@ from tacit.training.examples import Examples
 _SUMMED = 1000  # examples at a time
 
 
-def give_statistics(
-    layer: Standardize, examples: Examples, mechanism: GaussianMechanism, noise_multiplier: float, device: torch.device
-) -> None:
-    """Noisy means and mean squares of all examples, paid for by the plan's release of this multiplier, go into the layer."""
+def give_statistics(layer: Standardize, examples: Examples, mechanism: GaussianMechanism, device: torch.device) -> None:
+    """Noisy means and mean squares of all examples, paid for by the plan's first release of all of them, go into the layer."""
     count = len(examples)
     chunks = (
         layer.moments(examples.batch(np.arange(start, min(start + _SUMMED, count)), device)[0])
@@ -27,7 +25,7 @@ def give_statistics(
     what = "noisy sums of every channel's mean and mean square"
     noisy = mechanism.release_whole(BoundedSum.over(chunks, layer.bounds), what=what)
     # a variance below the noise of the mean squares is noise
-    deviation = noise_multiplier * math.sqrt(2) * layer.bounds[1] / count
+    deviation = mechanism.plan.whole_releases[0] * math.sqrt(2) * layer.bounds[1] / count
     layer.take(noisy / count, smallest_variance=deviation)
 
 

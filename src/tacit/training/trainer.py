@@ -169,7 +169,7 @@ class PrivateTrainer:
             progress_of(self.plan.steps, first=mechanism.next_step, epochs=epochs, show=progress) as reporter,
         ):
             if self.standardize is not None and not bool(self.standardize.measured):
-                give_statistics(self.standardize, examples, mechanism, self.plan.whole_releases[0], self.device)
+                give_statistics(self.standardize, examples, mechanism, self.device)
                 self._save()  # so that they are released once
             while mechanism.steps_left > 0:
                 self._begin_step(mechanism.next_step)
