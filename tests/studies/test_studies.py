@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 from tacit import studies
 from tacit.cli import app
 from tacit.privacy import UserError
-from tacit.report.figures import accuracy_curves, all_figures, band, inside_figures
+from tacit.report.figures import accuracy_curves, all_figures, band, final_figures, inside_figures
 from tacit.report.tables import markdown, rows, sentences
 from tacit.studies import STUDIES, Comparison, Printed, Study, Variant
 from tacit.studies.runner import Task, finished_of, run_study, run_task, tasks_of
@@ -266,6 +266,16 @@ def test_figures_are_drawn_as_png_and_svg(tmp_path):
     assert "<svg" in made[1].read_text()
     again = accuracy_curves(TOY, results, tmp_path / "again")
     assert again[1].read_bytes() == made[1].read_bytes(), "the same results are the same picture"
+
+
+def test_final_accuracies_are_drawn_where_curves_do_not_tell_all(tmp_path):
+    results = [result("digits/tanh", 0, 0.9), result("digits/tanh", 1, 0.92), result("digits/relu", 0, 0.8)]
+    assert final_figures(TOY, results, tmp_path) == []
+    made = final_figures(TOY, [*results, result("other/sse", 0, 0.7)], tmp_path)
+    assert [path.name for path in made] == ["toy-other-final.png", "toy-other-final.svg"]
+    study = Study("toy", "A Paper", TOY.variants, curves={"digits": ["digits/tanh"]})
+    drawn = final_figures(study, results, tmp_path)[1].read_text()
+    assert drawn.index("<!-- relu -->") < drawn.index("<!-- tanh -->"), "the best at the top, which is drawn last"
 
 
 def test_what_happens_inside_is_measured_and_drawn(tmp_path):

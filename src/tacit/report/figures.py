@@ -18,7 +18,8 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 
 def all_figures(study: Study, results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
     """Every picture of the study for which there are results."""
-    return [path for draw in (accuracy_curves, inside_figures, surface_figure) for path in draw(study, results, folder)]
+    draws = (accuracy_curves, final_figures, inside_figures, surface_figure)
+    return [path for draw in draws for path in draw(study, results, folder)]
 
 
 def accuracy_curves(study: Study, results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
@@ -53,6 +54,35 @@ def band(runs: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, float, f
             epsilon = max(epsilon for epsilon, _ in values[epoch])
             found.append((epsilon, min(heights), st.median(heights), max(heights)))
     return found
+
+
+def final_figures(study: Study, results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """The final accuracies of all variants of a group, one dot a run, the best median at the top.
+
+    A group of which all is drawn as curves or as a surface is not drawn again.
+    """
+    runs_of = by_variant(results)
+    repeated = {name for names in study.inside.values() for name in names} | set(study.surface)
+    made: list[Path] = []
+    for group in dict.fromkeys(variant.group for variant in study.variants):
+        names = [v.name for v in study.variants if v.group == group and v.name in runs_of and v.name not in repeated]
+        if set(names) <= set(study.curves.get(group, ())):
+            continue
+        values = {name: [100 * run["test_accuracy"] for run in runs_of[name]] for name in names}
+        names.sort(key=lambda name: st.median(values[name]))
+        figure, grid = _figure(1, 1, (7, 1.2 + 0.28 * len(names)))
+        axes = grid[0][0]
+        for row, name in enumerate(names):
+            colour = _COLOURS[0] if name in study.curves.get(group, ()) else _COLOURS[6]
+            axes.plot(values[name], [row] * len(values[name]), "o", color=colour, alpha=0.6, markersize=5)
+            axes.plot(st.median(values[name]), row, "|", color=colour, markersize=13)
+        axes.set(
+            yticks=range(len(names)), xlabel="test accuracy after the last step, %", title=f"{study.name}: {group}"
+        )
+        axes.set_yticklabels([name.partition("/")[2] for name in names], fontsize=8)
+        axes.grid(alpha=0.3)
+        made += _saved(figure, folder / f"{study.name}-{group}-final")
+    return made
 
 
 def inside_figures(study: Study, results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
