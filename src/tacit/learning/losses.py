@@ -10,7 +10,6 @@ the epoch is public.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -20,7 +19,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from tacit.gradients.batches import LayerOutput
-from tacit.privacy.validation import UserError, check_choice, check_positive, nearest
+from tacit.learning.named import make_named
+from tacit.privacy.validation import UserError, check_choice, check_positive
 
 PerExampleLoss = Callable[..., Tensor]
 
@@ -263,14 +263,4 @@ def make_loss(name: str, **options: Any) -> PerExampleLoss:
     ...
     tacit.privacy.validation.UserError: the loss 'focal' has no option 'gama'; did you mean 'gamma'? (it takes: gamma)
     """
-    kind = LOSSES[check_choice("loss", name, LOSSES)]
-    known = list(inspect.signature(kind).parameters)
-    for option, value in options.items():
-        if option not in known:
-            raise UserError(
-                f"the loss {name!r} has no option {option!r}{nearest(option, known)} (it takes: {', '.join(known) or 'none'})"
-            )
-        wanted = str if isinstance(inspect.signature(kind).parameters[option].default, str) else (int, float)
-        if not isinstance(value, wanted) or isinstance(value, bool):
-            raise UserError(f"loss.{option} must be {'a word' if wanted is str else 'a number'}, not {value!r}")
-    return kind(**options)
+    return make_named("loss", LOSSES, name, options)

@@ -129,6 +129,10 @@ class OptimizerSection(WithOptions):
     name: str = "SGD"
 
 
+class AveragingSection(WithOptions):
+    """Of the weights along the way, which then are the model: "exponential" (`decay`) or "tail" (`fraction` of the steps)."""
+
+
 class LearningRateSection(WithOptions):
     """Any schedule of torch.optim.lr_scheduler by its class name, stepped once a step; other keys are its arguments."""
 
@@ -159,6 +163,7 @@ class Recipe(Section):
     privacy: PrivacySection
     optimizer: OptimizerSection = OptimizerSection()
     learning_rate_schedule: LearningRateSection = LearningRateSection()
+    averaging: AveragingSection = AveragingSection()
 
     @classmethod
     def load(cls, name: str | os.PathLike[str], changes: Iterable[str] = ()) -> Recipe:

@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from tacit.data import Dataset, Split, load
-from tacit.learning import activation_of, make_loss
+from tacit.learning import activation_of, make_averaging, make_loss
 from tacit.models import build
 from tacit.models.standardize import Standardize
 from tacit.privacy.plan import PrivacyPlan
@@ -75,6 +75,7 @@ def train(
     # Convolutions are faster with channels last, and an image of one channel does not say which layout it has.
     model = model.to(where).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = build_optimizer(recipe.optimizer, model)
+    averaging = recipe.averaging
     trainer = PrivateTrainer(
         model,
         optimizer=optimizer,
@@ -82,6 +83,7 @@ def train(
         plan=plan,
         delta=recipe.privacy.delta,
         learning_rate_schedule=build_learning_rate_schedule(recipe.learning_rate_schedule, optimizer, plan),
+        averaging=None if averaging.name is None else make_averaging(averaging.name, **(averaging.model_extra or {})),
         seed=recipe.seed,
         run_directory=directory.path,
         resume=True,

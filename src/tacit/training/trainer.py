@@ -7,6 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tacit.gradients import ClippedGradient
+from tacit.learning.averaging import AveragedWeights, Averaging
 from tacit.learning.losses import PerExampleLoss
 from tacit.models.standardize import Standardize
 from tacit.privacy.accounting import epsilon_of
@@ -45,8 +47,10 @@ class PrivateTrainer:
 
     The optimizer is any of torch.optim over the model's parameters; the loss gives one value an example. With a `run_directory`,
     the ledger, checkpoints, metrics and the certificate are kept there, and `resume=True` continues it. `seed` makes a run
-    reproducible, for research: it voids the certificate for release. `standardize` is a layer of the model that waits for
-    statistics of the training set: they are released, with the noise of the plan's first `whole_releases`, before the first step.
+    reproducible, for research: it voids the certificate for release. With an `averaging` of `tacit.learning`, what is measured
+    and stored, and what the model holds when `fit` ends, is the average of the weights along the way. `standardize` is a layer
+    of the model that waits for statistics of the training set: they are released, with the noise of the plan's first
+    `whole_releases`, before the first step.
 
     *Guarantee.* Whatever the optimizer sees was released by the plan's mechanism, and paid for in the ledger beforehand.
 
@@ -75,6 +79,7 @@ class PrivateTrainer:
         plan: PrivacyPlan,
         delta: float = 1e-5,
         learning_rate_schedule: LRScheduler | None = None,
+        averaging: Averaging | None = None,
         seed: int | None = None,
         run_directory: str | os.PathLike[str] | None = None,
         resume: bool = False,
@@ -88,6 +93,7 @@ class PrivateTrainer:
         self.model, self.optimizer, self.loss, self.plan = model, optimizer, loss, plan
         self.delta = check_delta(delta)
         self.learning_rate_schedule = learning_rate_schedule
+        self._average = None if averaging is None else AveragedWeights(averaging)
         self.directory = None if run_directory is None else RunDirectory(Path(run_directory))
         self.show_training_loss = show_training_loss
         self.diagnostics = check_count("diagnostics", diagnostics, at_least=0)
@@ -191,6 +197,8 @@ class PrivateTrainer:
 
     def _finish(self, export: Callable[[Path], None] | None) -> None:
         """The model's file, its hash in the ledger, the certificate."""
+        if self._average is not None:
+            self._average.put(self.model)
         if self.directory is None or self._ledger is None:
             return
         if export is None:
@@ -276,6 +284,9 @@ class PrivateTrainer:
             parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self._average is not None:
+            assert self._mechanism is not None
+            self._average.update(self.model, self._mechanism.next_step, self.plan.steps)
         if self.learning_rate_schedule is not None:
             self.learning_rate_schedule.step()
 
@@ -296,7 +307,8 @@ class PrivateTrainer:
             row["epsilon"] = spent if math.isfinite(spent) else None
         epoch = math.floor(step * self.plan.sample_rate + 1e-9)
         if held_out is not None and (epoch <= 1 or epoch % self._evaluate_every == 0 or step == self.plan.steps):
-            row["test_accuracy"], row["test_loss"] = evaluate(self.model, held_out, self.loss)
+            with nullcontext() if self._average is None else self._average.in_place(self.model):
+                row["test_accuracy"], row["test_loss"] = evaluate(self.model, held_out, self.loss)
         if self.show_training_loss:
             row["training_loss"] = mean_loss(self.model, examples, self.loss, indices)
         if self.diagnostics:
@@ -318,6 +330,8 @@ class PrivateTrainer:
             return
         assert self._ledger is not None
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
+        if self._average is not None:
+            tensors |= {f"average.{name}": tensor for name, tensor in self._average.tensors.items()}
         state = {"optimizer": pack(self.optimizer.state_dict(), tensors, "optimizer")}
         if self.learning_rate_schedule is not None:
             schedule = self.learning_rate_schedule.state_dict()
@@ -358,6 +372,11 @@ class PrivateTrainer:
             ) from None
         weights = {name.removeprefix("model."): t for name, t in tensors.items() if name.startswith("model.")}
         load_weights(self.model, weights, path)
+        averages = {name.removeprefix("average."): t for name, t in tensors.items() if name.startswith("average.")}
+        if averages and self._average is None:
+            raise UserError(f"{path} is a checkpoint of a run that averages its weights; go on with the same averaging")
+        if self._average is not None:
+            self._average.restore(averages, self.model)
         try:
             self.optimizer.load_state_dict(unpack(state["optimizer"], tensors))
             if self.learning_rate_schedule is not None:
