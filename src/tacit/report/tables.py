@@ -138,7 +138,7 @@ def sentences(study: Study, results: Results) -> list[str]:
     for comparison, verdict in verdicts(study, results):
         points = 100 * verdict.difference
         what = (
-            f"The paper: {comparison.claim}. Here {comparison.better} ends {abs(points):.2f} points "
+            f"{comparison.whose}: {comparison.claim}. Here {comparison.better} ends {abs(points):.2f} points "
             f"{'above' if points >= 0 else 'below'} {comparison.worse} in the mean"
         )
         if verdict.p_value is None:

@@ -58,7 +58,8 @@ class Variant:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Two variants whose final accuracies are compared, and what the paper says of them; `alike` if it says that they are.
+    """Two variants whose final accuracies are compared, and what the paper (or `whose` claim it is) says of them; `alike` if it
+    says that they are.
 
     >>> Comparison("mnist/a", "mnist/b", "a is better").better
     'mnist/a'
@@ -68,6 +69,7 @@ class Comparison:
     worse: str
     claim: str
     alike: bool = False
+    whose: str = "The paper"
 
 
 @dataclass(frozen=True)
