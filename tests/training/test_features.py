@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tacit.cli import app
 from tacit.data import Dataset, Split
-from tacit.models import Standardize
+from tacit.models import Standardize, prior
 from tacit.privacy import PrivacyPlan, UserError, read_ledger, verify
 from tacit.training import features
 from tacit.training.checkpoint import load_tensors
@@ -140,6 +140,23 @@ def test_statistics_are_measured_once_also_when_a_run_is_resumed(tmp_path, cache
     model, _ = load_model(tmp_path / "run")
     layer = next(module for module in model.modules() if isinstance(module, Standardize))
     assert torch.equal(layer.mean, first["model.0.mean"])
+
+
+def test_a_run_does_not_go_on_with_other_features(tmp_path, cache, monkeypatch):
+    def stop_early(self, private, update=PrivateTrainer._update):
+        update(self, private)
+        self._stop.requested = True
+
+    recipe = Recipe.load("digits", [*CHANGES, "model.normalization=prior"])
+    with monkeypatch.context() as patch:
+        patch.setattr(PrivateTrainer, "_update", stop_early)
+        with pytest.raises(Interrupted):
+            train(recipe, tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(prior, "_WIDER", 2)  # as another version of the scale might have it
+        with pytest.raises(UserError, match="another plan or other data"):
+            train(recipe, tmp_path / "run", resume=True)
+    train(recipe, tmp_path / "run", resume=True)
 
 
 def test_statistics_that_a_crash_lost_are_not_drawn_a_second_time(tmp_path, cache):

@@ -65,6 +65,19 @@ def feature_map(name: str, normalization: str, input_shape: Sequence[int]) -> tu
     return nn.Sequential(scattering, PriorScale.of(scattering, input_shape)), shape
 
 
+def fingerprint(features: nn.Module) -> str:
+    """A text that tells this very map from any other: what it prints, and the numbers it holds.
+
+    >>> map, _ = feature_map("scattering", "group", (1, 28, 28))
+    >>> fingerprint(map) == fingerprint(map), len(fingerprint(map))
+    (True, 32)
+    """
+    digest = hashlib.sha256(f"{_VERSION} {features!r}".encode())
+    for name, numbers in features.state_dict().items():
+        digest.update(f"{name} {numbers.tolist()}".encode())
+    return digest.hexdigest()[:32]
+
+
 def with_features(split: Split, features: nn.Module, *, progress: bool = False) -> Split:
     """The same examples, each as its features."""
     return Split(
@@ -105,9 +118,7 @@ def _computed(data: Dataset, features: nn.Module, part: str, progress: bool) -> 
 
 def _place(data: Dataset, features: nn.Module, content: str) -> Path:
     """A file for these very examples and this very map."""
-    digest = hashlib.sha256(f"{_VERSION} {features!r} {data.mean} {data.std} {content}".encode())
-    for name, numbers in features.state_dict().items():  # what it prints does not tell all
-        digest.update(f"{name} {numbers.tolist()}".encode())
+    digest = hashlib.sha256(f"{fingerprint(features)} {data.mean} {data.std} {content}".encode())
     return cache_dir() / "features" / f"{data.name}-{digest.hexdigest()[:32]}.npy"
 
 

@@ -22,7 +22,7 @@ from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError, check_choice, nearest
 from tacit.training.checkpoint import load_tensors, load_weights, save_tensors, write_atomically
 from tacit.training.directory import RunDirectory, read_metrics
-from tacit.training.features import feature_map, with_features
+from tacit.training.features import feature_map, fingerprint, with_features
 from tacit.training.recipe import LearningRateSection, ModelSection, OptimizerSection, Recipe
 from tacit.training.trainer import PrivateTrainer
 
@@ -69,9 +69,11 @@ def train(
     torch.manual_seed(secrets.randbits(63) if recipe.seed is None else recipe.seed)
     whole = build_model(recipe.model, raw.input_shape, len(raw.classes))
     model = whole
+    facts: dict[str, Any] = {"data": raw.name, "model": recipe.model.name}
     if recipe.model.features is not None:  # only what comes after the features is trained, on features computed once
         assert isinstance(whole, nn.Sequential)
         split, model = with_features(split, whole[0], progress=progress), whole[1]
+        facts["features"] = fingerprint(whole[0])  # a run does not go on with others
     # Convolutions are faster with channels last, and an image of one channel does not say which layout it has.
     model = model.to(where).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     optimizer = build_optimizer(recipe.optimizer, model)
@@ -91,7 +93,7 @@ def train(
         show_training_loss=show_training_loss,
         diagnostics=recipe.diagnostics or 0,
         standardize=next((layer for layer in model.modules() if isinstance(layer, Standardize)), None),
-        facts={"data": split.train.name, "model": recipe.model.name},
+        facts=facts,
     )
     directory.make()
     if not directory.recipe.exists():
