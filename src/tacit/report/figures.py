@@ -95,7 +95,8 @@ def inside_figures(study: Study, results: Sequence[Mapping[str, Any]], folder: P
         if rows:
             stem = folder / f"{study.name}-{group}"
             made += _layer_norms(f"{study.name}: {group}", rows, stem.with_name(f"{stem.name}-norms"))
-            made += _gradients(f"{study.name}: {group}", rows, stem.with_name(f"{stem.name}-gradients"))
+            norms = {name: study.variant(name).values["privacy"].get("clipping_norm") for name in rows}
+            made += _gradients(f"{study.name}: {group}", rows, norms, stem.with_name(f"{stem.name}-gradients"))
             made += _confusions(f"{study.name}: {group}", rows, stem.with_name(f"{stem.name}-confusion"))
     return made
 
@@ -161,13 +162,16 @@ def _layer_norms(title: str, rows: Mapping[str, Any], stem: Path) -> list[Path]:
     return _saved(figure, stem)
 
 
-def _gradients(title: str, rows: Mapping[str, Any], stem: Path) -> list[Path]:
-    """Per-example gradient norms early and late, their median, the cosine that clipping leaves, and the loss's curvature."""
+def _gradients(title: str, rows: Mapping[str, Any], norms: Mapping[str, Any], stem: Path) -> list[Path]:
+    """Per-example gradient norms early and late, with the clipping norm dotted, their median, the cosine that clipping leaves, and
+    the loss's curvature."""
     figure, grid = _figure(2, 3, (13, 6.5))
     for colour, (name, epochs) in zip(_COLOURS, rows.items()):
         for axes, row in ((grid[0][0], epochs[0]), (grid[0][1], epochs[-1])):
             total = sum(row["gradient_norms"]) or 1
             axes.stairs([count / total for count in row["gradient_norms"]], BINS, color=colour, label=name)
+            if isinstance(norms[name], float) and BINS[0] < norms[name] < BINS[-1]:
+                axes.axvline(norms[name], color=colour, linestyle=":", linewidth=1)
         times = [row["epoch"] for row in epochs]
         for axes, key in (
             (grid[0][2], "median_gradient_norm"),
@@ -195,7 +199,7 @@ def _confusions(title: str, rows: Mapping[str, Any], stem: Path) -> list[Path]:
     most = max(map(len, moments.values()))
     if not most:
         return []
-    figure, grid = _figure(most, len(rows), (3.2 * len(rows), 3.4 * most))
+    figure, grid = _figure(most, len(rows), (max(3.2 * len(rows), 4.8), 3.4 * most))  # room for the title
     for column, (name, epochs) in enumerate(moments.items()):
         for axes, row in zip(grid[:, column], epochs):
             shares = [[count / max(sum(line), 1) for count in line] for line in row["confusion"]]
