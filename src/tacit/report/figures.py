@@ -163,8 +163,8 @@ def _layer_norms(title: str, rows: Mapping[str, Any], stem: Path) -> list[Path]:
 
 
 def _gradients(title: str, rows: Mapping[str, Any], norms: Mapping[str, Any], stem: Path) -> list[Path]:
-    """Per-example gradient norms early and late, with the clipping norm dotted, their median, the cosine that clipping leaves, and
-    the loss's curvature."""
+    """Per-example gradient norms early and late (dotted: where they are clipped), their median, the cosine that clipping leaves,
+    and the loss's curvature."""
     figure, grid = _figure(2, 3, (13, 6.5))
     for colour, (name, epochs) in zip(_COLOURS, rows.items()):
         for axes, row in ((grid[0][0], epochs[0]), (grid[0][1], epochs[-1])):
