@@ -116,6 +116,21 @@ def test_focal_without_focus_is_the_cross_entropy(logits, targets):
     torch.testing.assert_close(Focal(0.0)(logits, targets), cross_entropy(logits, targets))
 
 
+@pytest.mark.parametrize("gamma", [0.5, 2.0, 5.0])
+def test_focals_gradient_is_the_cross_entropys_times_a_number(gamma, logits, targets):
+    """So that clipping, where it clips both, makes them the same."""
+
+    def gradient(loss):
+        leaf = logits.clone().requires_grad_()
+        (found,) = torch.autograd.grad(loss(leaf, targets).sum(), leaf)
+        return found
+
+    p = logits.softmax(dim=1).gather(1, targets.unsqueeze(1))
+    factor = (1 - p) ** (gamma - 1) * (1 - p - gamma * p * p.log())
+    assert (factor > 0).all()
+    torch.testing.assert_close(gradient(Focal(gamma)), factor * gradient(cross_entropy))
+
+
 def test_focal_stays_finite_with_its_gradient_for_hopeless_and_for_certain_examples():
     for gamma in (0.0, 0.5, 2.0, 5.0):
         logits = torch.tensor([[200.0, -200.0], [-200.0, 200.0]], requires_grad=True)

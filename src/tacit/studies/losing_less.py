@@ -66,7 +66,7 @@ def _variants(group: str) -> list[Variant]:
         variant("tailored-tanh", many=True, loss=tailored),
         variant("sse", loss={"name": "sum-of-squares"}),
         variant("focal", loss={"name": "focal", "gamma": own["gamma"]}),
-        variant("sse+ce", loss={**tailored, "late": "cross-entropy", "penalty": "none"}),
+        variant("sse+ce", many=True, loss={**tailored, "late": "cross-entropy", "penalty": "none"}),
         variant("sse+focal", loss={**tailored, "penalty": "none"}),
         variant("sae", loss={"name": "sum-of-absolutes"}),
         variant("huber-0.1", loss={"name": "huber", "beta": 0.1}),
@@ -124,6 +124,12 @@ STUDY = Study(
                 f"{group}/tailored-gamma-2",
                 f"{group}/tailored-tanh",
                 "a focal loss of gamma 2 does better in the end than the paper's 5",
+                whose="Our guess",
+            ),
+            Comparison(
+                f"{group}/sse+ce",
+                f"{group}/ce-tanh",
+                "squares early and cross-entropy late, without focus or penalty, do better than cross-entropy",
                 whose="Our guess",
             ),
         )
