@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -106,6 +107,9 @@ def outputs_and_losses(model: nn.Module, loss: Loss, batch: Batch) -> tuple[Any,
     A loss with a true `wants_hidden` is called `loss(outputs, targets, layers)`, with the linear and convolutional layers in the
     order in which they ended: the very tensors of this forward pass, with their graph. All but the last are hidden.
 
+    A loss with `views` = K > 1 is of examples that are K views each: every input is [batch, K, ...], the model is given batch * K
+    rows, and the loss what it made of them as [batch, K, ...] (layers as well), to give one value an example.
+
     *Guarantee.* As for `losses_of`; the hooks are gone when it returns or raises.
 
     >>> class Energy:
@@ -118,7 +122,9 @@ def outputs_and_losses(model: nn.Module, loss: Loss, batch: Batch) -> tuple[Any,
     inputs, targets = batch.tree()
     layers: list[LayerOutput] = []
     versions: list[int] = []
-    wanted = bool(getattr(loss, "wants_hidden", False))
+    wanted, views = bool(getattr(loss, "wants_hidden", False)), int(getattr(loss, "views", 1))
+    if views > 1:
+        inputs = _side_by_side(inputs, views)
     handles = _recording(model, layers, versions) if wanted else []
     try:
         if isinstance(inputs, (tuple, list)):
@@ -134,6 +140,10 @@ def outputs_and_losses(model: nn.Module, loss: Loss, batch: Batch) -> tuple[Any,
         raise UserError(
             "what a layer gives is changed in place, so the loss cannot see it; use activations that are not in place"
         )
+    if views > 1:
+        by_view = partial(torch.unflatten, dim=0, sizes=(batch.size, views))
+        outputs = pytree.tree_map_only(Tensor, by_view, outputs)
+        layers = [LayerOutput(by_view(layer.output), layer.weight) for layer in layers]
     losses = loss(outputs, targets, layers) if wanted else loss(outputs, targets)
     if not isinstance(losses, Tensor) or losses.shape != (batch.size,):
         found = list(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
@@ -142,6 +152,19 @@ def outputs_and_losses(model: nn.Module, loss: Loss, batch: Batch) -> tuple[Any,
             'use reduction="none"'
         )
     return outputs, losses
+
+
+def _side_by_side(inputs: Any, views: int) -> Any:
+    """[batch, views, ...] to [batch * views, ...], an example's views one after the other."""
+
+    def rows(tensor: Tensor) -> Tensor:
+        if tensor.dim() < 2 or tensor.shape[1] != views:
+            raise UserError(
+                f"inputs of {views} views an example must be [batch, {views}, ...], not {list(tensor.shape)}"
+            )
+        return tensor.flatten(0, 1)
+
+    return pytree.tree_map_only(Tensor, rows, inputs)
 
 
 def _recording(model: nn.Module, layers: list[LayerOutput], versions: list[int]) -> list[Any]:

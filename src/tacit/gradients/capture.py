@@ -28,7 +28,7 @@ from tacit.gradients.refusals import described
 from tacit.gradients.standardized import WeightStandardizedConv2d, standardized_conv
 from tacit.privacy.validation import UserError
 
-Rule = Callable[[Any, Tensor, Tensor], dict[str, Contribution]]
+Rule = Callable[..., dict[str, Contribution]]  # of a module, its inputs and its output gradients
 
 RULES: dict[type[nn.Module], Rule] = {
     nn.Linear: linear,

@@ -8,7 +8,7 @@ import torch  # noqa: F401 - for the examples
 from torch import Tensor, nn
 
 from tacit.gradients import kernels
-from tacit.gradients.contribution import Add, not_negative
+from tacit.gradients.contribution import Add, added_up, not_negative
 from tacit.gradients.windows import padded, sides, weight_gradient
 
 
@@ -27,8 +27,10 @@ def fits(module: nn.Module, inputs: Tensor, gradients: Tensor) -> bool:
 class CompiledConv:
     """One call of a convolution, for the kernels: what came in, and the gradient of what came out.
 
-    *Guarantee.* Row i of every result comes from row i of `inputs` and `gradients` alone, and a ghost norm is not below the norm
-    of what is added up: it has the allowance for rounding of `contribution.rounding_allowance`.
+    So many `views`, rows one after the other, are one example.
+
+    *Guarantee.* Row i of every result comes from example i's rows of `inputs` and `gradients` alone, and a ghost norm is not
+    below the norm of what is added up: it has the allowance for rounding of `contribution.rounding_allowance`.
 
     >>> layer = nn.Conv2d(1, 1, (1, 2))
     >>> x, g = torch.tensor([[[[1.0, 2.0, 4.0]]]]), torch.tensor([[[[1.0, 10.0]]]])
@@ -36,9 +38,9 @@ class CompiledConv:
     ...     assert CompiledConv(layer, x, g).per_example().tolist() == [[[[[21.0, 42.0]]]]]
     """
 
-    def __init__(self, module: nn.Conv2d, inputs: Tensor, gradients: Tensor) -> None:
+    def __init__(self, module: nn.Conv2d, inputs: Tensor, gradients: Tensor, views: int = 1) -> None:
         (top, bottom), (left, right) = sides(module)
-        self.module, self.inputs, self.gradients = module, inputs, gradients
+        self.module, self.inputs, self.gradients, self.views = module, inputs, gradients, views
         self.images, zeros = inputs, (top, left)
         if module.padding_mode != "zeros" or zeros != (bottom, right):
             self.images, zeros = padded(module, inputs), (0, 0)
@@ -48,7 +50,7 @@ class CompiledConv:
 
     def instantiated(self, standardized: kernels.Standardized | None = None) -> kernels.ConvGradients:
         """The gradients, with their norms."""
-        found = kernels.conv_gradients(self.images, self.gradients, self.geometry, standardized)
+        found = kernels.conv_gradients(self.images, self.gradients, self.geometry, standardized, self.views)
         self._bias = found.bias
         return found
 
@@ -60,7 +62,7 @@ class CompiledConv:
 
     @property
     def has_ghost(self) -> bool:
-        return self.geometry.stride == (1, 1)
+        return self.geometry.stride == (1, 1) and self.views == 1
 
     def per_example(self) -> Tensor:
         """[batch, *weight.shape]"""
@@ -68,7 +70,9 @@ class CompiledConv:
 
     def bias(self) -> Tensor:
         """A by-product of whatever was computed for the weight."""
-        return self.gradients.sum(dim=(2, 3)) if self._bias is None else self._bias
+        if self._bias is None:
+            self._bias = added_up(self.gradients.sum(dim=(2, 3)), self.views)
+        return self._bias
 
     def second_pass(self, factors: Tensor) -> Tensor:
         """The ordinary weight gradient, with every example scaled by its factor."""

@@ -110,6 +110,29 @@ def instantiated(per_example: Callable[[], Tensor]) -> Way:
     return way
 
 
+def by_view(rows: Tensor, views: int) -> Tensor:
+    """[batch * views, ...] as [batch, views, ...], without a copy.
+
+    *Guarantee.* Row j of example i is row i * views + j.
+
+    >>> by_view(torch.arange(4), views=2)
+    tensor([[0, 1],
+            [2, 3]])
+    """
+    return rows.view(len(rows) // views, views, *rows.shape[1:])
+
+
+def added_up(rows: Tensor, views: int) -> Tensor:
+    """[batch * views, ...] to [batch, ...]: the sum over each example's views, which lie one after the other.
+
+    *Guarantee.* Row i is the sum of rows i * views to (i + 1) * views - 1, and of no others.
+
+    >>> added_up(torch.tensor([1.0, 2.0, 10.0, 20.0]), views=2)
+    tensor([ 3., 30.])
+    """
+    return rows if views == 1 else by_view(rows, views).sum(dim=1)
+
+
 def at_least_float32(tensor: Tensor) -> Tensor:
     """The tensor in float32 or better, so that no norm is computed in half precision.
 

@@ -14,15 +14,22 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients.compiled import CompiledConv, fits
-from tacit.gradients.contribution import Add, Contribution, ghost_is_cheaper, not_negative, rounding_allowance
+from tacit.gradients.contribution import (
+    Add,
+    Contribution,
+    added_up,
+    ghost_is_cheaper,
+    not_negative,
+    rounding_allowance,
+)
 from tacit.gradients.windows import Conv, channels_last, padded, weight_gradient, windows
 
 
-def conv(module: Conv, inputs: Tensor, gradients: Tensor) -> dict[str, Contribution]:
+def conv(module: Conv, inputs: Tensor, gradients: Tensor, views: int = 1) -> dict[str, Contribution]:
     """Instantiated by matrix products of windows, or clipped by a ghost norm from Gram matrices.
 
-    *Guarantee.* Row i of every result comes from row i of `inputs` and `gradients` alone, and a ghost norm is not below the
-    norm of what is added up.
+    *Guarantee.* Row i of every result comes from example i's rows of `inputs` and `gradients` alone (so many `views`, one after
+    the other), and a ghost norm is not below the norm of what is added up.
 
     >>> layer = nn.Conv1d(1, 1, kernel_size=2)
     >>> found = conv(layer, torch.tensor([[[1.0, 2.0, 4.0]]]), torch.tensor([[[1.0, 10.0]]]))
@@ -30,9 +37,10 @@ def conv(module: Conv, inputs: Tensor, gradients: Tensor) -> dict[str, Contribut
     (tensor([[[[21., 42.]]]]), tensor([[11.]]))
     """
     cheaper = _ghost_is_cheaper(module, inputs, gradients)
-    ghost = partial(_ghost, module, inputs, gradients)
+    # The Gram matrix of several views would have as many times as many rows *and* columns.
+    ghost = partial(_ghost, module, inputs, gradients) if views == 1 else None
     if isinstance(module, nn.Conv2d) and fits(module, inputs, gradients):
-        compiled = CompiledConv(module, inputs, gradients)
+        compiled = CompiledConv(module, inputs, gradients, views)
         return {
             "weight": Contribution(
                 compiled.per_example, compiled.ghost if compiled.has_ghost else ghost, compiled.held, cheaper
@@ -40,8 +48,10 @@ def conv(module: Conv, inputs: Tensor, gradients: Tensor) -> dict[str, Contribut
             "bias": Contribution(compiled.bias),
         }
     return {
-        "weight": Contribution(partial(_per_example, module, inputs, gradients), ghost, ghost_is_cheaper=cheaper),
-        "bias": Contribution(lambda: gradients.sum(dim=tuple(range(2, gradients.dim())))),
+        "weight": Contribution(
+            lambda: added_up(_per_example(module, inputs, gradients), views), ghost, ghost_is_cheaper=cheaper
+        ),
+        "bias": Contribution(lambda: added_up(gradients.sum(dim=tuple(range(2, gradients.dim()))), views)),
     }
 
 

@@ -25,7 +25,8 @@ class Layout:
     """On which axis the examples lie in each argument and each output of a call (None: shared by all examples).
 
     *Guarantee.* Found by comparing batches of different sizes, so that an axis is never mistaken for the examples because it
-    happens to be as long. `one_by_one` says that `vmap` has failed for this module.
+    happens to be as long. `one_by_one` says that `vmap` has failed for this module; `views`, how many rows of the first axis, one
+    after the other, each example has: more than one only for a layer with a rule.
 
     >>> Layout([0, None], [0]).one_by_one
     False
@@ -34,6 +35,7 @@ class Layout:
     inputs: list[int | None]
     outputs: list[int | None]
     one_by_one: bool = False
+    views: int = 1
 
 
 def generic(call: Call, layout: Layout) -> dict[str, Contribution]:

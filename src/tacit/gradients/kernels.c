@@ -16,7 +16,8 @@
 #include <string.h>
 
 typedef struct {
-    long batch, height, width, in;          /* images */
+    long batch, views;                      /* examples, and images of each: their gradients are added up */
+    long height, width, in;                 /* images */
     long rows, columns, out;                /* output gradients */
     long kernel_height, kernel_width, stride_height, stride_width;
     long top, left;                         /* padding before the first row and column */
@@ -167,9 +168,9 @@ static PyObject *conv_gradients(PyObject *self, PyObject *args)
     Py_ssize_t x_at, g_at, direction_at, coefficients_at, gradient_at, sums_at, norms_at;
     double allowance;
     int across, threads;
-    if (!PyArg_ParseTuple(args, "nnnnnnn(llll)(lll)(llllll)dpi", &x_at, &g_at, &direction_at, &coefficients_at, &gradient_at,
-                          &sums_at, &norms_at, &s.batch, &s.height, &s.width, &s.in, &s.rows, &s.columns, &s.out,
-                          &s.kernel_height, &s.kernel_width, &s.stride_height, &s.stride_width, &s.top, &s.left, &allowance,
+    if (!PyArg_ParseTuple(args, "nnnnnnn(lllll)(lll)(llllll)dpi", &x_at, &g_at, &direction_at, &coefficients_at, &gradient_at,
+                          &sums_at, &norms_at, &s.batch, &s.views, &s.height, &s.width, &s.in, &s.rows, &s.columns,
+                          &s.out, &s.kernel_height, &s.kernel_width, &s.stride_height, &s.stride_width, &s.top, &s.left, &allowance,
                           &across, &threads))
         return NULL;
     s.padded_height = (s.rows - 1) * s.stride_height + s.kernel_height;
@@ -183,7 +184,8 @@ static PyObject *conv_gradients(PyObject *self, PyObject *args)
     const ConvExample example = across ? chosen.conv_across : chosen.conv;
     const long floats = 4 * wide * (across ? WIDEST : 1) + block * s.columns * 2 * WIDEST + kernel * wide +
                         ((block - 1) * s.stride_height + s.kernel_height) * s.padded_width * s.in + WIDEST;
-    const long image = s.height * s.width * s.in, map = s.rows * s.columns * s.out, sum = (direction ? 4 : 2) * s.out;
+    const long images = s.views * s.height * s.width * s.in, maps = s.views * s.rows * s.columns * s.out;
+    const long sum = (direction ? 4 : 2) * s.out;
     int failed = 0;
     Py_BEGIN_ALLOW_THREADS
 #pragma omp parallel num_threads(threads) reduction(| : failed)
@@ -193,7 +195,7 @@ static PyObject *conv_gradients(PyObject *self, PyObject *args)
 #pragma omp for schedule(dynamic)
         for (long i = 0; i < s.batch; i++)
             if (scratch) {
-                example(&s, x + i * image, g + i * map, direction, gradient + i * kernel * s.out, sums + i * sum, scratch);
+                example(&s, x + i * images, g + i * maps, direction, gradient + i * kernel * s.out, sums + i * sum, scratch);
                 norms[i] = squared_norm(sums + i * sum, coefficients, s.out, allowance);
             }
         free(scratch);

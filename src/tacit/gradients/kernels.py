@@ -183,11 +183,15 @@ class ConvGradients:
         return self.sums[:, 3]
 
 
-def conv_gradients(x: Tensor, g: Tensor, geometry: Geometry, standardized: Standardized | None = None) -> ConvGradients:
+def conv_gradients(
+    x: Tensor, g: Tensor, geometry: Geometry, standardized: Standardized | None = None, views: int = 1
+) -> ConvGradients:
     """sum_t g_t a_t^T of each example, with a_t the window of the zero-padded image at output position t.
 
-    *Guarantee.* Row i comes from row i of `x` and `g` alone; sums over positions are made in float32. Norms allow for the
-    rounding of their sums: over n numbers it is at most n eps/2 of the squares; a projected gradient's norm consists of three
+    So many `views`, images one after the other, are one example: its gradient is the sum of theirs.
+
+    *Guarantee.* Row i comes from example i's rows of `x` and `g` alone; sums over positions are made in float32. Norms allow for
+    the rounding of their sums: over n numbers it is at most n eps/2 of the squares; a projected gradient's norm consists of three
     such sums, taken once, once and at most twice, of which none exceeds the first.
 
     >>> if usable(torch.zeros(1, 1, 1, 1)):
@@ -195,8 +199,9 @@ def conv_gradients(x: Tensor, g: Tensor, geometry: Geometry, standardized: Stand
     ...     assert conv_gradients(x, g, Geometry((1, 2), (1, 1), (0, 0))).gradients.flatten().tolist() == [10.0, 20.0]
     """
     x, g = _dense(x), _dense(g)
-    (batch, channels, height, width), (same_batch, out, down, along) = x.shape, g.shape
-    assert batch == same_batch
+    (images, channels, height, width), (same, out, down, along) = x.shape, g.shape
+    batch = images // views
+    assert images == same == batch * views
     across = _across((out, channels, *geometry.kernel))
     assert standardized is None or (standardized.across == across and len(standardized.scale) == out)
     shape = (out, *geometry.kernel, channels) if across else (*geometry.kernel, channels, out)
@@ -213,7 +218,7 @@ def conv_gradients(x: Tensor, g: Tensor, geometry: Geometry, standardized: Stand
         rows.data_ptr(),
         sums.data_ptr(),
         norms.data_ptr(),
-        (batch, height, width, channels),
+        (batch, views, height, width, channels),
         (down, along, out),
         geometry.windows,
         (1 if standardized is None else 4) * summands * torch.finfo(torch.float32).eps,

@@ -103,14 +103,14 @@ TARGET static inline __attribute__((always_inline)) void NAME(strip)(
     }
 }
 
-/* The weight gradient of one example, and sums over it. A block of rows of positions at a time: its padded pixels and a strip of its
- * gradients, copied side by side, stay in the nearest caches while all of the kernel's rows pass over them. */
+/* The weight gradient of one example, added up over its views, and sums over it. A block of rows of positions at a time: its padded
+ * pixels and a strip of its gradients, copied side by side, stay in the nearest caches while all of the kernel's rows pass over them. */
 TARGET static void NAME(conv_example)(const Conv *s, const float *x, const float *g, const float *direction, float *gradient,
                                       float *sums, float *scratch)
 {
     const long row = s->kernel_width * s->in, kernel = s->kernel_height * row, out = s->out;
     const long wide = round_up(out, LANES), direction_row = round_up(out, WIDEST);
-    const long block = block_rows(s->rows, s->columns);
+    const long block = block_rows(s->rows, s->columns), blocks = (s->rows + block - 1) / block, parts = s->views * blocks;
     const long pixels = s->padded_width * s->in;
     float *gathered = scratch, *bias = gathered + 3 * wide, *strip = bias + wide;
     float *pixel_rows = strip + block * s->columns * 2 * LANES;
@@ -118,11 +118,13 @@ TARGET static void NAME(conv_example)(const Conv *s, const float *x, const float
     if (wide != out)
         c = pixel_rows + ((block - 1) * s->stride_height + s->kernel_height) * pixels;
     memset(gathered, 0, 4 * wide * sizeof(float));
-    for (long first = 0; first < s->rows; first += block) {
+    for (long part = 0; part < parts; part++) {
+        const long view = part / blocks, first = part % blocks * block;
         const long rows = first + block < s->rows ? block : s->rows - first;
-        const float *image = padded_rows(s, x, first * s->stride_height, (rows - 1) * s->stride_height + s->kernel_height, pixel_rows);
-        const int last = first + rows == s->rows;
-        NAME(ends) ends = {.begin = first == 0};
+        const float *image = padded_rows(s, x + view * s->height * s->width * s->in, first * s->stride_height,
+                                         (rows - 1) * s->stride_height + s->kernel_height, pixel_rows);
+        const int last = part + 1 == parts;
+        NAME(ends) ends = {.begin = part == 0};
         if (last)
             ends.squares = gathered;
         if (last && direction) {
@@ -133,7 +135,7 @@ TARGET static void NAME(conv_example)(const Conv *s, const float *x, const float
         for (long n = 0; n < wide; n += 2 * LANES) {
             const int vectors = n + LANES < wide ? 2 : 1;
             const long lanes = n + vectors * LANES <= out ? vectors * LANES : out - n;
-            const float *from = g + first * s->columns * out + n;
+            const float *from = g + (view * s->rows + first) * s->columns * out + n;
             VECTOR total[2] = {{0}, {0}};
             for (long p = 0; p < rows * s->columns; p++, from += out) {
                 float *to = strip + p * vectors * LANES;
@@ -185,16 +187,19 @@ TARGET static void NAME(conv_example_across)(const Conv *s, const float *x, cons
                                              float *gradient, float *sums, float *scratch)
 {
     const long row = s->kernel_width * s->in, kernel = s->kernel_height * row, out = s->out;
-    const long block = block_rows(s->rows, s->columns), pixels = s->padded_width * s->in;
+    const long block = block_rows(s->rows, s->columns), blocks = (s->rows + block - 1) / block, parts = s->views * blocks;
+    const long pixels = s->padded_width * s->in;
     float *gathered = scratch, *pixel_rows = gathered + 3 * out * LANES;
     memset(gathered, 0, 3 * out * LANES * sizeof(float));
     memset(sums + out, 0, out * sizeof(float));
-    for (long first = 0; first < s->rows; first += block) {
+    for (long part = 0; part < parts; part++) {
+        const long view = part / blocks, first = part % blocks * block;
         const long rows = first + block < s->rows ? block : s->rows - first;
-        const float *image = padded_rows(s, x, first * s->stride_height, (rows - 1) * s->stride_height + s->kernel_height, pixel_rows);
-        const float *from = g + first * s->columns * out;
-        const int last = first + rows == s->rows;
-        NAME(ends) ends = {.begin = first == 0, .by_row = 1};
+        const float *image = padded_rows(s, x + view * s->height * s->width * s->in, first * s->stride_height,
+                                         (rows - 1) * s->stride_height + s->kernel_height, pixel_rows);
+        const float *from = g + (view * s->rows + first) * s->columns * out;
+        const int last = part + 1 == parts;
+        NAME(ends) ends = {.begin = part == 0, .by_row = 1};
         if (last)
             ends.squares = gathered;
         if (last && direction) {

@@ -68,6 +68,7 @@ class Subject:
             return self.loss(outputs, targets, *layers)
 
         watched.wants_hidden = getattr(self.loss, "wants_hidden", False)  # type: ignore[attr-defined]
+        watched.views = getattr(self.loss, "views", 1)  # type: ignore[attr-defined]
         self.sandbox.restart(seed)
         calls, losses = capture(self.model, self.units, watched, batch, probing=True)
         random = self.sandbox.drew_random_numbers()

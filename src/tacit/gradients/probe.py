@@ -205,9 +205,11 @@ def _layouts(small: list[Call], large: list[Call]) -> list[Layout]:
         who = three.unit.described
         if len(two.leaves) != len(three.leaves) or len(two.outputs) != len(three.outputs):
             raise NoRule(f"{who} is called otherwise in batches of another size")
+        views = _views(two, three)
         layout = Layout(
-            [_axis(a, b, who) for a, b in zip(two.leaves, three.leaves)],
-            [_axis(a, b, who) for a, b in zip(two.outputs, three.outputs)],
+            [_axis(a, b, who, views) for a, b in zip(two.leaves, three.leaves)],
+            [_axis(a, b, who, views) for a, b in zip(two.outputs, three.outputs)],
+            views=views,
         )
         reached = [axis for axis, gradient in zip(layout.outputs, three.gradients) if gradient is not None]
         tensors = [axis for leaf, axis in zip(three.leaves, layout.inputs) if isinstance(leaf, Tensor)]
@@ -219,7 +221,16 @@ def _layouts(small: list[Call], large: list[Call]) -> list[Layout]:
     return layouts
 
 
-def _axis(two: Any, three: Any, who: str) -> int | None:
+def _views(two: Call, three: Call) -> int:
+    """How many rows an example has at a layer with a rule; whether they lie one after the other, `_check_rows` finds out."""
+    first, second = two.outputs[0], three.outputs[0]
+    if three.unit.rule is None or not isinstance(first, Tensor) or not isinstance(second, Tensor) or not first.dim():
+        return 1
+    rows = (first.shape[0], second.shape[0])
+    return rows[0] // 2 if rows[0] and rows[0] * 3 == rows[1] * 2 else 1
+
+
+def _axis(two: Any, three: Any, who: str, views: int = 1) -> int | None:
     if not isinstance(three, Tensor):
         return None
     if not isinstance(two, Tensor) or two.dim() != three.dim():
@@ -227,7 +238,7 @@ def _axis(two: Any, three: Any, who: str) -> int | None:
     differing = [axis for axis in range(three.dim()) if two.shape[axis] != three.shape[axis]]
     if not differing:
         return None
-    if len(differing) > 1 or (two.shape[differing[0]], three.shape[differing[0]]) != (2, 3):
+    if len(differing) > 1 or (two.shape[differing[0]], three.shape[differing[0]]) != (2 * views, 3 * views):
         raise NoRule(f"{who} has no axis that is the examples alone")
     return differing[0]
 
@@ -248,22 +259,29 @@ def _check_rows(run: Run, other_run: Run, layouts: list[Layout], kept: list[int]
         raise NoRule("the model calls other modules for other examples")
     index = torch.tensor(kept)
     for call, other, layout in zip(calls, others, layouts):
+        rows = _rows_of_examples(index, layout.views)
         for a, b, axis in zip(call.leaves + call.outputs, other.leaves + other.outputs, layout.inputs + layout.outputs):
             if axis is None:
                 continue
-            if not all(isinstance(t, Tensor) and t.dim() > axis and t.shape[axis] == size for t in (a, b)):
+            length = size * layout.views
+            if not all(isinstance(t, Tensor) and t.dim() > axis and t.shape[axis] == length for t in (a, b)):
                 raise NoRule(f"{call.unit.described} has another layout in batches of another size")
-            if not agree(rows_of(a, axis, index), rows_of(b, axis, index)):
+            if not agree(rows_of(a, axis, rows), rows_of(b, axis, rows)):
                 raise NoRule(f"{call.unit.described} does not keep the examples in their order")
     for call, other, layout in reversed(list(zip(calls, others, layouts))):  # the last one lies nearest to what mixes
         for a, b, axis in zip(call.gradients, other.gradients, layout.outputs):
             if a is None and b is None:
                 continue
-            if a is None or b is None or axis is None or not agree(rows_of(a, axis, index), rows_of(b, axis, index)):
+            rows = _rows_of_examples(index, layout.views)
+            if a is None or b is None or axis is None or not agree(rows_of(a, axis, rows), rows_of(b, axis, rows)):
                 raise UserError(
                     f"the gradient at {call.unit.described} of one example depends on the others: what comes after it mixes "
                     "examples, so no clipping bounds what one example does"
                 )
+
+
+def _rows_of_examples(index: Tensor, views: int) -> Tensor:
+    return (index.unsqueeze(1) * views + torch.arange(views)).flatten()
 
 
 def _check_generic(calls: list[Call], layouts: list[Layout]) -> None:

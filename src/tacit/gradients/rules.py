@@ -9,9 +9,14 @@ from torch import Tensor, nn
 
 from tacit.gradients.adding import Adding, Sums
 from tacit.gradients.batches import Batch, Loss
-from tacit.gradients.capture import Call, NoRule, Unit, backward, capture, check_graph
-from tacit.gradients.contribution import Contribution, at_least_float32
+from tacit.gradients.capture import Call, NoRule, Rule, Unit, backward, capture, check_graph
+from tacit.gradients.contribution import Contribution, added_up, at_least_float32, by_view
+from tacit.gradients.conv import conv
+from tacit.gradients.embedding import embedding
 from tacit.gradients.generic import Layout, generic
+from tacit.gradients.linear import linear
+from tacit.gradients.norm import layer_norm
+from tacit.gradients.standardized import standardized_conv
 from tacit.privacy.clipping import Clipping
 from tacit.privacy.validation import UserError
 
@@ -21,7 +26,6 @@ def contributions(call: Call, layout: Layout) -> dict[str, Contribution]:
 
     *Guarantee.* Row i comes from example i's rows alone, and is in float32 or better.
 
-    >>> from tacit.gradients.linear import linear
     >>> unit = Unit("fc", nn.Linear(2, 1), linear, {"bias": "fc.bias"})
     >>> call = Call(unit, leaves=[torch.ones(1, 2)], spec=None, gradients=[torch.ones(1, 1)])
     >>> contributions(call, Layout([0], [0]))["fc.bias"].per_example()
@@ -35,7 +39,7 @@ def contributions(call: Call, layout: Layout) -> dict[str, Contribution]:
     elif call.backward is not None and not call.backward.passed:
         (gradient,) = call.gradients
         assert gradient is not None
-        found = call.backward.contributions(gradient)
+        found = _added_up(call.backward.contributions(gradient), layout.views)
     else:
         inputs = next(leaf for leaf in call.leaves if isinstance(leaf, Tensor))
         (gradient,) = call.gradients
@@ -45,8 +49,28 @@ def contributions(call: Call, layout: Layout) -> dict[str, Contribution]:
             if inputs.is_floating_point():  # under autocast the two have different types
                 dtype = torch.promote_types(inputs.dtype, gradient.dtype)
                 inputs, gradient = inputs.to(dtype), gradient.to(dtype)
-        found = unit.rule(unit.module, inputs, gradient)
+        found = _by_rule(unit.rule, unit.module, inputs, gradient, layout.views)
     return {name: found[inner] for inner, name in unit.parameters.items()}
+
+
+def _by_rule(rule: Rule, module: nn.Module, inputs: Tensor, gradient: Tensor, views: int) -> dict[str, Contribution]:
+    """What the rule answers, with an example's views taken together: the norm of their *sum* is wanted."""
+    if views == 1:
+        return rule(module, inputs, gradient)
+    if rule in (linear, layer_norm, embedding):  # one more axis of positions
+        return rule(module, by_view(inputs, views), by_view(gradient, views))
+    if rule in (conv, standardized_conv):
+        return rule(module, inputs, gradient, views)
+    return _added_up(rule(module, inputs, gradient), views)
+
+
+def _added_up(found: dict[str, Contribution], views: int) -> dict[str, Contribution]:
+    if views == 1:
+        return found
+    return {
+        name: Contribution(lambda of=of: added_up(of.per_example(), views))  # type: ignore[misc]
+        for name, of in found.items()
+    }
 
 
 def by_parameter(calls: list[Call], layouts: list[Layout]) -> dict[str, list[Contribution]]:
@@ -116,7 +140,8 @@ def _check_layout(call: Call, layout: Layout, size: int) -> None:
     axes = layout.inputs + layout.outputs
     fits = len(shapes) == len(axes)
     for shape, axis in zip(shapes, axes):
-        fits = fits and (axis is None or (shape is not None and len(shape) > axis and shape[axis] == size))
+        rows = size * layout.views
+        fits = fits and (axis is None or (shape is not None and len(shape) > axis and shape[axis] == rows))
     if not fits:
         raise NoRule(f"{call.unit.described} has another layout than in its probe")
 

@@ -79,11 +79,13 @@ class WeightStandardizedConv2d(nn.Conv2d):
         return output
 
 
-def standardized_conv(module: WeightStandardizedConv2d, inputs: Tensor, gradients: Tensor) -> dict[str, Contribution]:
+def standardized_conv(
+    module: WeightStandardizedConv2d, inputs: Tensor, gradients: Tensor, views: int = 1
+) -> dict[str, Contribution]:
     """The rule of the plain convolution, at output gradients times s_c, projected.
 
-    *Guarantee.* Row i of every result comes from row i of `inputs` and `gradients` alone, and a norm is not below that of what
-    is added up.
+    *Guarantee.* Row i of every result comes from example i's rows of `inputs` and `gradients` alone (so many `views`, one after
+    the other), and a norm is not below that of what is added up.
 
     >>> layer = WeightStandardizedConv2d(1, 1, (1, 3), bias=False)
     >>> with torch.no_grad(): layer.weight.copy_(torch.tensor([-1.0, 0.0, 1.0]).view(1, 1, 1, 3))
@@ -93,7 +95,7 @@ def standardized_conv(module: WeightStandardizedConv2d, inputs: Tensor, gradient
     >>> print([round(number, 3) for number in found.flatten().tolist()])  # what is left of 1, 2, 5 beside (1, 1, 1), (-1, 0, 1)
     [0.236, -0.471, 0.236]
     """
-    compiled = CompiledConv(module, inputs, gradients) if fits(module, inputs, gradients) else None
+    compiled = CompiledConv(module, inputs, gradients, views) if fits(module, inputs, gradients) else None
     weight = module.weight.detach()
 
     @cache
@@ -103,10 +105,10 @@ def standardized_conv(module: WeightStandardizedConv2d, inputs: Tensor, gradient
 
     def per_example() -> Tensor:
         u, scale = standardized()
-        return _projected(conv(module, inputs, gradients)["weight"].per_example() * scale.unsqueeze(1), u)
+        return _projected(conv(module, inputs, gradients, views)["weight"].per_example() * scale.unsqueeze(1), u)
 
     def held() -> tuple[Tensor, Add]:
-        return _held(module, inputs, gradients, *standardized()).way()
+        return _held(module, inputs, gradients, views, *standardized()).way()
 
     def held_compiled() -> tuple[Tensor, Add]:
         assert compiled is not None
@@ -124,11 +126,13 @@ def standardized_conv(module: WeightStandardizedConv2d, inputs: Tensor, gradient
             per_example,
             # Held, unless a ghost norm is asked for: that must allow for much more rounding, and needs one more convolution.
             # None on accelerators, where convolutions may run in less than float32.
-            ghost if gradients.device.type == "cpu" else None,
+            ghost if gradients.device.type == "cpu" and views == 1 else None,
             held if compiled is None or not kernels.usable(weight) else held_compiled,
         ),
         "bias": Contribution(
-            (lambda: conv(module, inputs, gradients)["bias"].per_example()) if compiled is None else compiled.bias
+            (lambda: conv(module, inputs, gradients, views)["bias"].per_example())
+            if compiled is None
+            else compiled.bias
         ),
     }
 
@@ -157,8 +161,8 @@ class _Parts:
         return norms, lambda factors: _projected(self.add(factors), self.u)
 
 
-def _held(module: nn.Conv2d, inputs: Tensor, g: Tensor, u: Tensor, scale: Tensor) -> _Parts:
-    gradients = conv(module, inputs, g * scale)["weight"].per_example()
+def _held(module: nn.Conv2d, inputs: Tensor, g: Tensor, views: int, u: Tensor, scale: Tensor) -> _Parts:
+    gradients = conv(module, inputs, g * scale, views)["weight"].per_example()
     squares, add = instantiated(lambda: gradients)()
     return _Parts(u, squares, *_inner_products(gradients, u), 4 * (u[0].numel() + 4) * _eps(g) * squares, add)
 
