@@ -1,6 +1,8 @@
-"""What makes private models accurate: activations, losses and averages (more to come: curricula, augmentation)."""
+"""What makes private models accurate: activations, losses, averages and augmentation (more to come: curricula)."""
 
 from tacit.learning.activations import ACTIVATIONS, TemperedSigmoid, activation_of
+from tacit.learning.augmentation import AUGMENTATIONS, Augmentation, Compose, Crop, Flip, Views, make_augmentation
+from tacit.learning.augmix import AugMix
 from tacit.learning.averaging import AVERAGINGS, AveragedWeights, Averaging, Exponential, Tail, make_averaging
 from tacit.learning.losses import (
     LOSSES,
@@ -16,19 +18,27 @@ from tacit.learning.losses import (
 
 __all__ = [
     "ACTIVATIONS",
+    "AUGMENTATIONS",
     "AVERAGINGS",
     "LOSSES",
+    "AugMix",
+    "Augmentation",
     "AveragedWeights",
     "Averaging",
+    "Compose",
+    "Crop",
     "Exponential",
+    "Flip",
     "Focal",
     "Huber",
     "Tail",
     "TailoredLoss",
     "TemperedLogistic",
     "TemperedSigmoid",
+    "Views",
     "activation_of",
     "cross_entropy",
+    "make_augmentation",
     "make_averaging",
     "make_loss",
     "sum_of_absolutes",
