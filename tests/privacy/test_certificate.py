@@ -9,7 +9,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tacit.privacy import Flat, Ledger, Linear, PrivacyPlan, UserError, certificate, certificate_of, epsilon_of, verify
+from tacit.privacy import (
+    Flat,
+    Ledger,
+    Linear,
+    PrivacyPlan,
+    UserError,
+    accounting,
+    certificate,
+    certificate_of,
+    epsilon_of,
+    verify,
+)
 from tacit.privacy.ledger import canonical, read_ledger
 
 PLAN = PrivacyPlan(sample_rate=0.1, steps=3, clipping=Flat(1.0), noise=Linear(4.0, 2.0), expected_batch_size=4)
@@ -18,7 +29,7 @@ PLAN = PrivacyPlan(sample_rate=0.1, steps=3, clipping=Flat(1.0), noise=Linear(4.
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch):
     """The same accountant, asked once for the same question: hundreds of forgeries share their ledger."""
-    monkeypatch.setattr(certificate, "epsilon_of", remembered)
+    monkeypatch.setattr(accounting, "epsilon_of", remembered)
 
 
 @functools.cache
@@ -26,7 +37,7 @@ def _epsilon(rate, levels, delta, whole, accountant):
     return epsilon_of(rate, levels, delta, whole=whole, accountant=accountant)
 
 
-def remembered(rate, levels, delta, whole=(), accountant="pld"):
+def remembered(rate, levels, delta, whole=(), accountant="pld", coarse=False):
     return _epsilon(rate, tuple(levels), delta, tuple(whole), accountant)
 
 
@@ -139,7 +150,7 @@ def caveats(**given):
 
 
 def test_each_caveat_stands_exactly_when_it_should(monkeypatch):
-    monkeypatch.setattr(certificate, "epsilon_of", lambda *_, **__: 1.0)  # caveats do not depend on it
+    monkeypatch.setattr(accounting, "epsilon_of", lambda *_, **__: 1.0)  # caveats do not depend on it
     plain = caveats(examples=40)
     for words in ("not below 1/n", "resumed", "stopped after", "held-out"):
         assert words not in plain
@@ -368,7 +379,7 @@ def template(tmp_path_factory):
         ledger.record_release(noise_multiplier=PLAN.noise_multiplier(step), sample_rate=0.1, sampled_by="tacit")
     ledger.close()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(certificate, "epsilon_of", remembered)
+        patch.setattr(accounting, "epsilon_of", remembered)
         return run, certificate_of(ledger.entries)
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tacit.privacy import Flat, Grouped, UserError, clip_factors, effective_multiplier
+from tacit.privacy import Adaptive, Automatic, Flat, Grouped, UserError, clip_factors, effective_multiplier
 from tacit.privacy.clipping import Clipping, clipping_from_dict
 
 positive = st.floats(1e-6, 1e6)
@@ -24,7 +24,10 @@ def groupings(draw, *, bounds=positive):
     return Grouped(tuple((f"layer{j}.*",) for j in range(count)), draw(some), draw(st.none() | some))
 
 
-clippings = st.one_of(st.builds(Flat, positive), groupings())
+bounds = st.one_of(st.builds(Flat, positive), groupings())
+automatic = st.builds(Automatic, bounds, st.floats(1e-4, 10))
+adaptive = st.builds(Adaptive, st.floats(1e-6, 1e6), st.floats(0.01, 0.99), st.floats(0.01, 1), st.floats(1e-4, 0.5))
+clippings = st.one_of(bounds, automatic, adaptive)
 
 
 @st.composite
@@ -42,7 +45,8 @@ def test_factor_times_norm_never_exceeds_the_bound(drawn, dtype):
     factors = clip_factors(norms, clipping)
     bounds = torch.tensor(clipping.clipping_norms, dtype=torch.float64)
     finite = torch.isfinite(norms).all(dim=1)
-    assert ((factors >= 0) & (factors <= 1)).all()
+    assert (factors >= 0).all()
+    assert clipping.stability is not None or (factors <= 1).all()
     assert (factors[finite].double() * norms[finite].double() <= bounds * (1 + 3 * torch.finfo(dtype).eps)).all()
     assert (factors[~finite] == 0).all()
 
@@ -50,6 +54,8 @@ def test_factor_times_norm_never_exceeds_the_bound(drawn, dtype):
 @given(clippings_with_norms())
 def test_an_example_within_every_bound_is_left_as_it_is(drawn):
     clipping, _ = drawn
+    if clipping.stability is not None:
+        return  # then every gradient is scaled
     norms = torch.tensor([clipping.clipping_norms], dtype=torch.float64) * torch.tensor([[0.0], [0.5], [0.999]])
     assert (clip_factors(norms, clipping) == 1).all()
 
@@ -177,6 +183,16 @@ def test_a_clipping_survives_its_description(clipping):
         lambda: Grouped((("a",), ("b",)), (1.0, 1.0), noise_shape=(1.0, 0.0)),
         lambda: Grouped((("a",),), (1e300,), noise_shape=(1e-300,)),
         lambda: Grouped.by_name([], clipping_norm=1.0),
+        lambda: Grouped.balanced({"a": 3}, groups=2, clipping_norm=1.0),
+        lambda: Grouped.balanced({"a": 3}, groups=0, clipping_norm=1.0),
+        lambda: Grouped((("a",), ("b",)), (1.0, 1.0)).allocated("deep", {"a": 1, "b": 1}),
+        lambda: Grouped((("a",), ("b",)), (1.0, 1.0)).allocated("depth", {"a": 1}),
+        lambda: Automatic(Flat(1.0), stability=0.0),
+        lambda: Automatic(Automatic(Flat(1.0))),
+        lambda: Adaptive(1.0, quantile=1.0),
+        lambda: Adaptive(1.0, share=0.0),
+        lambda: Adaptive(1.0, share=0.6),
+        lambda: clipping_from_dict({"kind": "automatic"}),
         lambda: Grouped.by_name(["a"], clipping_norm=-1.0),
         lambda: clipping_from_dict({"kind": "flt", "clipping_norm": 1.0}),
         lambda: clipping_from_dict({"clipping_norm": 1.0}),
@@ -195,3 +211,59 @@ def test_bounds_given_as_whole_numbers_or_numpy_scalars_are_plain_floats(value):
     for given_as in (value, np.int64(value), np.float64(value)):
         assert type(Flat(given_as).clipping_norm) is float
         assert Flat(given_as) == Flat(float(value))
+
+
+parameters = st.dictionaries(
+    st.from_regex(r"[a-z]{1,3}\.[a-z]{1,3}", fullmatch=True), st.integers(1, 10_000), min_size=1, max_size=12
+)
+
+
+@given(parameters, st.data(), positive)
+def test_balanced_groups_hold_every_parameter_once_and_differ_by_at_most_one_of_them(sizes, data, bound):
+    count = data.draw(st.integers(1, len(sizes)))
+    clipping = Grouped.balanced(sizes, groups=count, clipping_norm=bound)
+    assert sorted(name for members in clipping.groups for name in members) == sorted(sizes)
+    assert clipping.clipping_norms == (bound,) * count
+    assert len(set(clipping.group_of(list(sizes)))) == count
+    totals = [sum(sizes[name] for name in members) for members in clipping.groups]
+    assert max(totals) - min(totals) <= max(sizes.values())
+
+
+@given(parameters, st.sampled_from(["equal", "bound", "dimension", "depth"]), st.floats(0.1, 10), st.data())
+def test_every_allocation_keeps_the_multiplier_and_the_dimensions_one_makes_the_least_noise(sizes, name, sigma, data):
+    norms = tuple(data.draw(st.lists(st.floats(0.01, 100), min_size=len(sizes), max_size=len(sizes))))
+    clipping = Grouped(tuple((name,) for name in sizes), norms)
+
+    def energy(allocation):
+        stds = clipping.allocated(allocation, sizes).noise_stds(sigma)
+        return sum(width * std**2 for width, std in zip(sizes.values(), stds))
+
+    stds = clipping.allocated(name, sizes).noise_stds(sigma)
+    assert effective_multiplier(norms, stds) == pytest.approx(sigma, rel=1e-9)
+    assert energy("dimension") <= energy(name) * (1 + 1e-9)
+
+
+def test_noise_by_depth_and_by_bound():
+    clipping = Grouped((("a",), ("b",), ("c",)), (1.0, 2.0, 3.0))
+    sizes = {"a": 1, "b": 1, "c": 1}
+    depth, bound = (clipping.allocated(name, sizes).noise_stds(1.0) for name in ("depth", "bound"))
+    assert [depth[0] / std for std in depth] == pytest.approx([1, 2, 3])
+    assert [std / bound[0] for std in bound] == pytest.approx([1, 2, 3])
+    assert clipping.allocated("bound", sizes).allocated("equal", sizes) == clipping
+
+
+@given(st.floats(1e-6, 1e6), st.floats(1e-4, 1.0))
+def test_automatic_clipping_scales_every_gradient_to_almost_the_bound(norm, stability):
+    factor = float(clip_factors(torch.tensor([[norm]], dtype=torch.float64), Automatic(Flat(3.0), stability)))
+    assert factor * norm == pytest.approx(3.0 * norm / (norm + stability))
+
+
+@given(adaptive, st.lists(st.floats(-10, 10), min_size=1, max_size=50))
+def test_an_adaptive_norm_moves_against_the_fraction_within_and_never_far(clipping, released):
+    for within in released:
+        moved = clipping.moved(within)
+        assert (moved.clipping_norm <= clipping.clipping_norm) == (min(max(within, 0), 1) >= clipping.quantile) or (
+            moved.clipping_norm == clipping.clipping_norm
+        )
+        assert abs(math.log(moved.clipping_norm / clipping.clipping_norm)) <= clipping.rate * (1 + 1e-9)
+        clipping = moved

@@ -17,6 +17,8 @@ LIGHT = [
     "sampling",
     "normals",
     "statistics",
+    "beside",
+    "driven",
 ]
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from tacit.gradients import kernels, reference
 from tacit.gradients.adding import Sums, all_finite, clip_and_add
-from tacit.gradients.batches import Batch, Loss, modules_of, norm_dtype, trainable_parameters
+from tacit.gradients.batches import Batch, Loss, losses_of, modules_of, norm_dtype, trainable_parameters
 from tacit.gradients.capture import NoRule
 from tacit.gradients.contribution import Contribution
 from tacit.gradients.fallback import per_example_gradients
@@ -34,6 +34,7 @@ class ClippedGradient:
     (`model(**inputs)`), with the examples on the first axis of every tensor. `physical_batch_size` is how many examples are
     held at once (chosen by memory if None); it does not change the sum. `engine` is for tests: "auto" takes the rules
     where they hold, else `torch.func`, else a loop; "ghost" and "instantiate" are the rules with one way to clip everywhere.
+    `with_losses` keeps the losses beside the norms, for a plan that releases their mean; it takes one more forward pass.
 
     *Guarantee.* Adding or removing one example moves the sum by at most `clipping.sensitivity`, and in group j by at most C_j
     (up to the rounding of floating-point arithmetic), if the model and the loss look at each example by itself. That is tried,
@@ -60,6 +61,7 @@ class ClippedGradient:
         clipping: Clipping,
         physical_batch_size: int | None = None,
         engine: str = "auto",
+        with_losses: bool = False,
     ) -> None:
         if physical_batch_size is not None:
             physical_batch_size = check_count("physical_batch_size", physical_batch_size)
@@ -68,6 +70,7 @@ class ClippedGradient:
         self.clipping = clipping
         self.physical_batch_size = physical_batch_size
         self.engine = check_choice("engine", engine, ENGINES)
+        self.with_losses = with_losses
         self._routes: dict[Hashable, Route] = {}
         refuse_known_mixers(model)
         clipping.group_of(list(trainable_parameters(model)))
@@ -96,6 +99,7 @@ class ClippedGradient:
         first = next(iter(trainable.values()))
         groups = len(self.clipping.clipping_norms)
         norms = [torch.zeros(0, groups, dtype=norm_dtype(trainable), device=first.device)]
+        losses = [norms[0].new_zeros(0)]
         for inputs, targets in chunks:
             batch = Batch.of(inputs, targets)
             if batch.size == 0:
@@ -106,6 +110,9 @@ class ClippedGradient:
                 rows = batch if batch.size <= step else batch.rows(slice(start, start + step))
                 part, part_norms = self._clipped(route, trainable, rows)
                 norms.append(part_norms)
+                if self.with_losses:
+                    with torch.no_grad():
+                        losses.append(losses_of(self.model, self.loss, rows).to(norms[0].dtype))
                 for name, value in part.items():
                     sums[name] = sums[name].add_(value) if name in sums else value
         for name, p in trainable.items():  # no example reached it
@@ -117,6 +124,7 @@ class ClippedGradient:
             norms=all_norms,
             clipping=self.clipping,
             not_finite=0 if all_finite(all_norms) else int((~all_norms.isfinite().all(dim=1)).sum()),
+            losses=torch.cat(losses) if self.with_losses else None,
         )
 
     def physical_batch_size_for(self, inputs: Any, targets: Any) -> int:

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tacit.privacy.accounting import epsilon_of
+    from tacit.privacy.beside import Adaptive
     from tacit.privacy.certificate import certificate_of, verify
-    from tacit.privacy.clipping import Clipping, Flat, Grouped, clip_factors, effective_multiplier
+    from tacit.privacy.clipping import Automatic, Clipping, Flat, Grouped, clip_factors, effective_multiplier
+    from tacit.privacy.driven import LossDriven
     from tacit.privacy.ledger import Ledger, read_ledger
     from tacit.privacy.mechanism import ClippedSum, GaussianMechanism, PrivateGradient
     from tacit.privacy.plan import PrivacyPlan
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from tacit.privacy.validation import UserError
 
 _HOMES = {
+    "Adaptive": "beside",
+    "Automatic": "clipping",
     "BoundedSum": "statistics",
     "ClippedSum": "mechanism",
     "Clipping": "clipping",
@@ -30,6 +34,7 @@ _HOMES = {
     "Grouped": "clipping",
     "Ledger": "ledger",
     "Linear": "schedules",
+    "LossDriven": "driven",
     "NoiseSchedule": "schedules",
     "PoissonSampler": "sampling",
     "PrivacyPlan": "plan",
@@ -45,6 +50,8 @@ _HOMES = {
 }
 
 __all__ = [
+    "Adaptive",
+    "Automatic",
     "BoundedSum",
     "ClippedSum",
     "Clipping",
@@ -54,6 +61,7 @@ __all__ = [
     "Grouped",
     "Ledger",
     "Linear",
+    "LossDriven",
     "NoiseSchedule",
     "PoissonSampler",
     "PrivacyPlan",

@@ -10,7 +10,8 @@ from __future__ import annotations
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
@@ -124,6 +125,57 @@ def _epsilon_of(
     return min(rough, _by_pld(event, delta, grid))
 
 
+def rdp_of(sample_rate: float, levels: Levels, order: float) -> float:
+    """The Renyi differential privacy, at one order, of Poisson-sampled Gaussian releases: what a filter adds up.
+
+    *Guarantee.* An upper bound for adding or removing one example; infinite where it cannot be computed.
+
+    >>> round(rdp_of(1.0, [(2.0, 3)], order=8.0), 6)
+    3.0
+    """
+    check_probability("sample_rate", sample_rate)
+    return sum(count * _rdp_of_one(float(sample_rate), float(sigma), float(order)) for sigma, count in levels)
+
+
+@lru_cache(maxsize=4096)
+def _rdp_of_one(sample_rate: float, sigma: float, order: float) -> float:
+    from dp_accounting import rdp
+
+    if sigma < _NO_NOISE:
+        return math.inf
+    try:
+        with _without_warnings():
+            found = float(rdp.RdpAccountant([order]).compose(composed_event(sample_rate, [(sigma, 1)])).rdp[0])
+    except OverflowError:
+        return math.inf
+    return math.inf if math.isnan(found) else max(found, 0.0) + _RDP_ERROR
+
+
+def epsilon_of_rdp(order: float, rdp: float, delta: float) -> float:
+    """The epsilon that (order, rdp)-Renyi differential privacy gives at this delta.
+
+    *Guarantee.* An upper bound (Canonne, Kamath & Steinke, 2020, Proposition 12).
+
+    >>> round(epsilon_of_rdp(8.0, 0.5, 1e-5), 4)
+    1.7141
+    """
+    if not math.isfinite(rdp):
+        return math.inf
+    return max(0.0, rdp - rdp_budget(order, 0.0, delta))
+
+
+def rdp_budget(order: float, epsilon: float, delta: float) -> float:
+    """The RDP at this order that gives epsilon; negative if none does.
+
+    *Guarantee.* The opposite of `epsilon_of_rdp`.
+
+    >>> round(epsilon_of_rdp(8.0, rdp_budget(8.0, 3.0, 1e-5), 1e-5), 9)
+    3.0
+    """
+    check_delta(delta)
+    return epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1)
+
+
 def rounded_down(levels: Levels, most: int = MOST_LEVELS) -> list[tuple[float, int]]:
     """At most `most` levels that are nowhere above the given ones: neighbours on a logarithmic scale share their smallest.
 
@@ -235,16 +287,23 @@ def _interval(rough: float, smallest: float) -> float:
 def _by_rdp(event: Any, delta: float, orders: Sequence[float] | None = None) -> float:
     from dp_accounting import rdp
 
-    # An order whose series does not converge is left out, which can only raise epsilon; nobody needs to read that each time.
-    absl = logging.getLogger("absl")
-    level = absl.level
-    absl.setLevel(logging.ERROR)
     try:
-        accountant = rdp.RdpAccountant(orders).compose(event)
+        with _without_warnings():
+            accountant = rdp.RdpAccountant(orders).compose(event)
         error = _RDP_ERROR * sum(level.count for level in event.events)
         return float(rdp.compute_epsilon(accountant.orders, accountant.rdp + error, delta)[0])
     except OverflowError:  # so little noise that the moments leave the range of a float
         return math.inf
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """An order whose series does not converge is left out, which can only raise epsilon; nobody needs to read that each time."""
+    absl = logging.getLogger("absl")
+    level = absl.level
+    absl.setLevel(logging.ERROR)
+    try:
+        yield
     finally:
         absl.setLevel(level)
 

@@ -10,13 +10,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tacit.privacy.accounting import epsilon_of
+from tacit.privacy.accounting import Levels
+from tacit.privacy.beside import LOSS, WITHIN
+from tacit.privacy.driven import LossDriven
 from tacit.privacy.ledger import Entry, canonical, read_ledger, released_levels, whole_levels
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError
 
 FORMAT = "tacit-certificate/1"
 NEIGHBOURS = "add or remove one example"
+
+_BESIDE = {
+    WITHIN: "the noisy number of examples whose gradient was within the clipping norm",
+    LOSS: "the noisy mean of the losses, each cut to a bound",
+}
 
 # Epsilon is rounded up to a millionth, so that the certificate never claims less than was computed.
 _UNITS = 1_000_000
@@ -44,7 +51,8 @@ def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
             "the ledger holds releases at another sampling rate than its plan's; this ledger proves nothing"
         )
     levels, whole = released_levels(releases), whole_levels(entries)
-    epsilon = epsilon_of(plan.sample_rate, levels, delta, whole=whole)
+    _check_filter(plan, levels)
+    epsilon = plan.epsilon_after(levels, delta, whole=whole)
     void, caveats = _caveats(entries, releases, plan, delta)
     if not math.isfinite(epsilon):
         void.append("no epsilon holds: at least one release had (almost) no noise")
@@ -54,8 +62,8 @@ def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
         "statement": _statement(_rounded_up(epsilon), delta, len(releases) + len(whole), void),
         "epsilon": _rounded_up(epsilon),
         "delta": delta,
-        "epsilon_rdp": _rounded_up(epsilon_of(plan.sample_rate, levels, delta, whole=whole, accountant="rdp")),
-        "accountant": "PLD (dp-accounting); RDP beside it",
+        "epsilon_rdp": _rounded_up(plan.epsilon_after(levels, delta, whole=whole, accountant="rdp")),
+        "accountant": _accountant(plan),
         "neighbouring_relation": NEIGHBOURS,
         "sampling": {"kind": "poisson", "sample_rate": plan.sample_rate},
         "clipping": {**plan.clipping.to_dict(), "sensitivity": plan.clipping.sensitivity},
@@ -64,6 +72,7 @@ def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
         "planned_releases": plan.steps,
         "released": [
             "a noisy clipped gradient for every step, and with them every model along the way",
+            *(f"with each of them, {_BESIDE[number.name]}" for number in plan.beside),
             *(
                 f"{entry['what']} of all training examples, noise multiplier {entry['noise_multiplier']:g}"
                 for entry in entries
@@ -78,6 +87,18 @@ def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
         "ledger": {"entries": len(entries), "head": entries[-1]["hash"]},
     }
     return {**content, "digest": _digest(content)}
+
+
+def _check_filter(plan: PrivacyPlan, levels: Levels) -> None:
+    noise = plan.noise
+    if isinstance(noise, LossDriven) and not noise.within_budget(plan.sample_rate, levels):
+        raise UserError("the ledger holds more releases than its filter allows; this ledger proves nothing")
+
+
+def _accountant(plan: PrivacyPlan) -> str:
+    if isinstance(plan.noise, LossDriven):
+        return f"RDP filter at order {plan.noise.order:g} (dp-accounting)"
+    return "PLD (dp-accounting); RDP beside it"
 
 
 def verify(run_directory: str | os.PathLike[str]) -> dict[str, Any]:
@@ -181,7 +202,8 @@ def _caveats(
         )
     if len(releases) < plan.steps:
         caveats.append(
-            f"the run stopped after {len(releases)} of {plan.steps} planned releases; epsilon is that of those made"
+            f"the run stopped after {len(releases)} of {plan.steps} planned releases; epsilon is that of "
+            + ("all that its filter would let through" if isinstance(plan.noise, LossDriven) else "those made")
         )
     caveats.append(
         "noise and sums are floating-point numbers; attacks on their last bits and on timing are out of scope"

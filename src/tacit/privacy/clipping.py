@@ -9,17 +9,21 @@ noise multiplier is (sum_j (C_j/s_j)^2)^(-1/2).
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from tacit.privacy.validation import UserError, check_choice, check_positive
+from tacit.privacy.beside import Adaptive
+from tacit.privacy.validation import UserError, check_choice, check_count, check_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+ALLOCATIONS = ("equal", "bound", "dimension", "depth")
 
 _SMALLEST_RATIO = 1e-300  # so that 1 / ratio is a float
 
@@ -39,6 +43,10 @@ class Clipping(Protocol):
     @property
     def sensitivity(self) -> float:
         """How far one example can move the clipped sum, in the Euclidean norm."""
+
+    @property
+    def stability(self) -> float | None:
+        """None: only what is longer than its bound is scaled. Else every gradient is, to C_j norm / (norm + stability)."""
 
     def noise_stds(self, noise_multiplier: float) -> tuple[float, ...]:
         """The noise s_j of each group whose effective multiplier is the wanted one."""
@@ -71,7 +79,8 @@ def effective_multiplier(clipping_norms: Iterable[float], noise_stds: Iterable[f
 
 
 def clip_factors(norms: Tensor, clipping: Clipping) -> Tensor:
-    """min(1, C_j / norm), one factor an example and group, from the norms before clipping (both [batch, groups]).
+    """One factor an example and group, from the norms before clipping (both [batch, groups]): min(1, C_j / norm), or, where
+    gradients are normalised, C_j / (norm + stability).
 
     *Guarantee.* An example's factors depend on its own norms alone, and factor times norm is at most C_j. An example with
     a norm that is not finite in any group gets the factor 0 in all of them.
@@ -83,7 +92,8 @@ def clip_factors(norms: Tensor, clipping: Clipping) -> Tensor:
     import torch
 
     bounds = torch.tensor(clipping.clipping_norms, dtype=norms.dtype, device=norms.device)
-    factors = torch.clamp(bounds / norms, max=1.0)
+    stability = clipping.stability
+    factors = torch.clamp(bounds / norms, max=1.0) if stability is None else bounds / (norms + stability)
     if len(norms) and float(factors.amin()) >= torch.finfo(norms.dtype).tiny:  # then no norm is infinite or nan either
         return factors
     # A factor below the smallest normal number has lost its precision, and could be too large.
@@ -113,6 +123,10 @@ class Flat:
     @property
     def sensitivity(self) -> float:
         return self.clipping_norm
+
+    @property
+    def stability(self) -> None:
+        return None
 
     def noise_stds(self, noise_multiplier: float) -> tuple[float, ...]:
         return (noise_multiplier * self.clipping_norm,)
@@ -178,9 +192,62 @@ class Grouped:
         bound = check_positive("clipping_norm", clipping_norm) / math.sqrt(max(len(layers), 1))
         return cls(tuple(tuple(members) for members in layers.values()), (bound,) * len(layers))
 
+    @classmethod
+    def balanced(cls, sizes: Mapping[str, int], *, groups: int, clipping_norm: float) -> Grouped:
+        """So many groups of about as many numbers each, from the sizes of the parameters, each clipped at `clipping_norm`.
+
+        The largest parameters are dealt out first, each to the group that is smallest then.
+
+        >>> Grouped.balanced({"a": 5, "b": 3, "c": 1}, groups=2, clipping_norm=1.0).groups
+        (('a',), ('b', 'c'))
+        """
+        if check_count("groups", groups) > len(sizes):
+            raise UserError(f"{groups} groups are more than the {len(sizes)} parameters; choose at most {len(sizes)}")
+        members: list[list[str]] = [[] for _ in range(groups)]
+        totals = [0] * groups
+        for name, size in sorted(sizes.items(), key=lambda item: -item[1]):
+            smallest = min(range(groups), key=lambda j: (totals[j], len(members[j])))
+            members[smallest].append(name)
+            totals[smallest] += size
+        order = list(sizes)
+        dealt = sorted((sorted(names, key=order.index) for names in members), key=lambda names: order.index(names[0]))
+        return cls(tuple(tuple(names) for names in dealt), (clipping_norm,) * groups)
+
+    def allocated(self, allocation: str, sizes: Mapping[str, int]) -> Grouped:
+        """The same groups with their noise shared out in another way:
+
+        - "equal": the same standard deviation everywhere;
+        - "bound": in proportion to the bounds C_j, so that every group has the same part of the privacy;
+        - "dimension": in proportion to sqrt(C_j) / d_j^(1/4) for a group of d_j numbers, which makes the noise as a whole as
+          small as it can be: it minimises sum_j d_j s_j^2;
+        - "depth": divided by j + 1 in group j = 0, 1, ..., as the paper on private optimizers has it by layer.
+
+        *Guarantee.* As for every noise shape: the effective multiplier stays the one asked for.
+
+        >>> clipping = Grouped((("a",), ("b",)), (1.0, 1.0)).allocated("depth", {"a": 4, "b": 64})
+        >>> [round(std, 4) for std in clipping.noise_stds(1.0)]
+        [2.2361, 1.118]
+        """
+        check_choice("noise allocation", allocation, ALLOCATIONS)
+        if allocation == "equal":
+            return dataclasses.replace(self, noise_shape=None)
+        widths = [0] * len(self.groups)
+        for group, size in zip(self.group_of(list(sizes)), sizes.values()):
+            widths[group] += size
+        shape = {
+            "bound": self.clipping_norms,
+            "dimension": tuple(norm**0.5 / width**0.25 for norm, width in zip(self.clipping_norms, widths)),
+            "depth": tuple(1 / (j + 1) for j in range(len(self.groups))),
+        }[allocation]
+        return dataclasses.replace(self, noise_shape=shape)
+
     @property
     def sensitivity(self) -> float:
         return math.hypot(*self.clipping_norms)
+
+    @property
+    def stability(self) -> None:
+        return None
 
     def noise_stds(self, noise_multiplier: float) -> tuple[float, ...]:
         shape = self.noise_shape or (1.0,) * len(self.groups)
@@ -209,6 +276,47 @@ class Grouped:
         }
 
 
+@dataclass(frozen=True)
+class Automatic:
+    """Normalise instead of clip: every example's gradient, in every group, is scaled to C_j norm / (norm + stability).
+
+    Then the bound no longer matters apart from the learning rate, so there is one thing less to tune (Bu et al., "Automatic
+    Clipping: Differentially Private Deep Learning Made Easier and Stronger", 2023). A small `stability` makes all
+    gradients count alike; a large one leaves short gradients shorter.
+
+    *Guarantee.* That of `of`, the clipping whose bounds and groups it has: norm / (norm + stability) is below 1.
+
+    >>> import torch
+    >>> clip_factors(torch.tensor([[0.09], [9.99]]), Automatic(Flat(1.0))).flatten().tolist()
+    [10.0, 0.10000000149011612]
+    """
+
+    of: Flat | Grouped
+    stability: float = 0.01
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.of, Flat | Grouped):
+            raise UserError(f"Automatic is of Flat(...) or Grouped(...), not {self.of!r}")
+        object.__setattr__(self, "stability", check_positive("stability", self.stability))
+
+    @property
+    def clipping_norms(self) -> tuple[float, ...]:
+        return self.of.clipping_norms
+
+    @property
+    def sensitivity(self) -> float:
+        return self.of.sensitivity
+
+    def noise_stds(self, noise_multiplier: float) -> tuple[float, ...]:
+        return self.of.noise_stds(noise_multiplier)
+
+    def group_of(self, names: Sequence[str]) -> tuple[int, ...]:
+        return self.of.group_of(names)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": "automatic", "of": self.of.to_dict(), "stability": self.stability}
+
+
 def clipping_from_dict(description: dict[str, Any]) -> Clipping:
     """The clipping that `to_dict` described.
 
@@ -216,8 +324,12 @@ def clipping_from_dict(description: dict[str, Any]) -> Clipping:
     Flat(clipping_norm=0.1)
     """
     fields = dict(description)
-    kind = check_choice("clipping kind", str(fields.pop("kind", None)), ["flat", "grouped"])
+    kind = check_choice("clipping kind", str(fields.pop("kind", None)), ["flat", "grouped", "automatic", "adaptive"])
     try:
+        if kind == "adaptive":
+            return Adaptive(**fields)
+        if kind == "automatic":
+            return Automatic(of=clipping_from_dict(fields.pop("of")), **fields)  # type: ignore[arg-type]
         return Flat(**fields) if kind == "flat" else Grouped(**fields)
-    except TypeError as error:
+    except (TypeError, KeyError) as error:
         raise UserError(f"the clipping {description!r} cannot be read: {error}") from None

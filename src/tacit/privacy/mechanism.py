@@ -6,17 +6,20 @@ ClippedSum  --(ledger written and flushed, then noise)-->  PrivateGradient
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from tacit.privacy.beside import LOSS, WITHIN, Adaptive
 from tacit.privacy.clipping import Clipping
+from tacit.privacy.driven import LossDriven
+from tacit.privacy.ledger import released_levels
 from tacit.privacy.normals import noisy_mean
 from tacit.privacy.statistics import BoundedSum
-from tacit.privacy.validation import UserError
+from tacit.privacy.validation import UserError, check_positive
 
 if TYPE_CHECKING:
     from tacit.privacy.ledger import Ledger
@@ -46,6 +49,7 @@ class ClippedSum:
     norms: Tensor
     clipping: Clipping
     not_finite: int = 0
+    losses: Tensor | None = None  # [examples], for a plan that releases their mean
 
     @property
     def sensitivity(self) -> float:
@@ -66,6 +70,8 @@ _BLOCK = 2**14  # numbers drawn at once: 128 KiB, so that what works on them sta
 class PrivateGradient:
     """A noisy mean gradient: the clipped sum plus noise, divided by the *expected* batch size. Free to use.
 
+    `beside` are the numbers released with it, means over the expected batch size as well.
+
     Only `GaussianMechanism.release` makes one, so whatever holds one has been paid for.
 
     >>> PrivateGradient({}, step=0, noise_multiplier=1.0, noise_stds={})
@@ -78,6 +84,7 @@ class PrivateGradient:
     step: int
     noise_multiplier: float
     noise_stds: Mapping[str, float]
+    beside: Mapping[str, float] = field(default_factory=dict)
     _seal: InitVar[object] = None  # not kept, so that dataclasses.replace cannot make another one
 
     def __post_init__(self, _seal: object) -> None:
@@ -90,9 +97,11 @@ class GaussianMechanism:
 
     *Guarantee.* Each release adds independent noise N(0, s_j^2), drawn from `randomness` in double precision, to every
     coordinate of group j, with the s_j of the plan's clipping for the plan's noise multiplier at this step, whatever the batch:
-    an empty one too. The step is the number of releases in the ledger, so the composition of all releases is the plan's own,
-    never more, however often a run was interrupted. A sum clipped in another way than the plan's, and a ledger opened with
-    another plan, are refused.
+    an empty one too; what the plan releases beside the gradient is part of the same release. The step is the number of releases
+    in the ledger, so the composition of all releases is the plan's own, never more, however often a run was interrupted. A sum
+    clipped in another way than the plan's, and a ledger opened with another plan, are refused. Where the plan's
+    clipping or noise follows what was released, `clipping` and the multiplier are functions of this mechanism's own releases, and
+    its filter is asked before each.
 
     >>> from tacit.privacy import Flat, Ledger, PrivacyPlan, Randomness
     >>> plan = PrivacyPlan(sample_rate=0.1, steps=2, clipping=Flat(1.0), expected_batch_size=10)
@@ -114,6 +123,8 @@ class GaussianMechanism:
         self._randomness = randomness
         self._ledger = ledger
         self._groups: dict[tuple[str, ...], tuple[int, ...]] = {}
+        self.clipping: Clipping = plan.clipping  # of the next sum
+        self._loss: float | None = None  # released, and smoothed
 
     @property
     def next_step(self) -> int:
@@ -122,8 +133,33 @@ class GaussianMechanism:
 
     @property
     def steps_left(self) -> int:
-        """How many releases the plan still has."""
-        return self.plan.steps - self._ledger.releases
+        """How many releases the plan still has; none, if its filter allows no more."""
+        left = self.plan.steps - self._ledger.releases
+        if left > 0 and isinstance(self.plan.noise, LossDriven):
+            used = released_levels(self._ledger.entries)
+            return left if self.plan.noise.allows(self.plan.sample_rate, used, self._noise_multiplier()) else 0
+        return left
+
+    def _noise_multiplier(self) -> float:
+        planned = self.plan.noise_multiplier(self.next_step)  # refuses a step that the plan does not have
+        return self.plan.noise.multiplier_at(self._loss) if isinstance(self.plan.noise, LossDriven) else planned
+
+    @property
+    def state(self) -> dict[str, float]:
+        """What the next release depends on, of what was released: free to store."""
+        found = {} if self._loss is None else {"loss": self._loss}
+        if isinstance(self.clipping, Adaptive):
+            found["clipping_norm"] = self.clipping.clipping_norm
+        return found
+
+    def restore(self, state: Mapping[str, float]) -> None:
+        """Go on from a stored `state`.
+
+        *Guarantee.* Whatever it says, noise stays in proportion to the bound, and the filter counts what is in the ledger.
+        """
+        if isinstance(self.clipping, Adaptive) and "clipping_norm" in state:
+            self.clipping = self.clipping.at(check_positive("clipping_norm", state["clipping_norm"]))
+        self._loss = float(state["loss"]) if "loss" in state else None
 
     def release(self, summed: ClippedSum, *, sampled_by: str = "caller") -> PrivateGradient:
         """Pay for, and make, one release. `sampled_by="tacit"` says that the plan's own sampler drew the batch."""
@@ -131,11 +167,14 @@ class GaussianMechanism:
             raise UserError(
                 "a clipped sum must be in float32 or float64: in half precision its sensitivity does not hold"
             )
-        if summed.clipping != self.plan.clipping:
-            raise UserError(f"the sum was clipped by {summed.clipping}, the plan accounts for {self.plan.clipping}")
+        if summed.clipping != self.clipping:
+            raise UserError(f"the sum was clipped by {summed.clipping}, the plan accounts for {self.clipping}")
         step = self.next_step
-        sigma = self.plan.noise_multiplier(step)
-        stds = summed.clipping.noise_stds(sigma)
+        sigma = self._noise_multiplier()
+        if self.steps_left <= 0:
+            raise UserError("the filter allows no further release: the budget is spent")
+        stds = summed.clipping.noise_stds(self.plan.gradient_multiplier(sigma))
+        numbers = [(number, number.sum_over(summed)) for number in self.plan.beside]
         names = tuple(summed.gradients)
         if names not in self._groups:
             self._groups[names] = summed.clipping.group_of(names)
@@ -147,7 +186,19 @@ class GaussianMechanism:
             reproducible=self._randomness.reproducible,
         )
         gradients = self._noisy(list(summed.gradients.values()), list(std_of.values()))
-        return PrivateGradient(dict(zip(names, gradients, strict=True)), step, sigma, std_of, _SEAL)
+        beside = {
+            number.name: (total + number.noise_std(sigma) * float(self._randomness.normal(1)[0])) / self._batch_size
+            for number, total in numbers
+        }
+        self._follow(beside)
+        return PrivateGradient(dict(zip(names, gradients, strict=True)), step, sigma, std_of, beside, _SEAL)
+
+    def _follow(self, beside: Mapping[str, float]) -> None:
+        """What the next release takes from the numbers of this one."""
+        if isinstance(self.clipping, Adaptive):
+            self.clipping = self.clipping.moved(beside[WITHIN] + 0.5)
+        if isinstance(self.plan.noise, LossDriven):
+            self._loss = self.plan.noise.smoothed(self._loss, beside[LOSS])
 
     def release_whole(self, summed: BoundedSum, *, what: str) -> Tensor:
         """Pay for, and make, the plan's next release in which every example takes part: the sum with noise, [blocks, width].

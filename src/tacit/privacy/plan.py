@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tacit.privacy import accounting
+from tacit.privacy.beside import Beside
 from tacit.privacy.clipping import Clipping, Flat, clipping_from_dict
+from tacit.privacy.driven import LossDriven
 from tacit.privacy.schedules import Constant, NoiseSchedule, levels, schedule_from_dict
 from tacit.privacy.validation import UserError, check_count, check_positive, check_probability
 
@@ -50,9 +53,13 @@ class PrivacyPlan:
         whole = tuple(check_positive("whole_releases", sigma) for sigma in self.whole_releases)
         object.__setattr__(self, "whole_releases", whole)
         if not isinstance(self.clipping, Clipping):
-            raise UserError(f"clipping must be Flat(...) or Grouped(...), not {self.clipping!r}")
+            raise UserError(
+                f"clipping must be Flat(...), Grouped(...), Automatic(...) or Adaptive(...), not {self.clipping!r}"
+            )
         if not isinstance(self.noise, NoiseSchedule):
             raise UserError(f"noise must be a schedule such as Constant(1.0), not {self.noise!r}")
+        if sum(number.share for number in self.beside) >= 1:
+            raise UserError("what is released beside the gradient takes all of the privacy; give it smaller shares")
 
     @classmethod
     def for_examples(
@@ -90,6 +97,28 @@ class PrivacyPlan:
             whole_releases=tuple(whole_releases),
         )
 
+    @property
+    def beside(self) -> tuple[Beside, ...]:
+        """The numbers that are released with each gradient, for a share of its privacy.
+
+        >>> from tacit.privacy import Adaptive
+        >>> [number.name for number in PrivacyPlan(sample_rate=0.1, steps=10, clipping=Adaptive(1.0)).beside]
+        ['within']
+        """
+        clipping, noise = getattr(self.clipping, "beside", ()), getattr(self.noise, "beside", ())
+        return (*clipping, *noise)
+
+    def gradient_multiplier(self, noise_multiplier: float) -> float:
+        """The multiplier of the gradient alone, in a release of this multiplier: what is released beside it has its share.
+
+        *Guarantee.* Gradient and numbers together are one Gaussian release of multiplier `noise_multiplier`.
+
+        >>> from tacit.privacy import Adaptive
+        >>> PrivacyPlan(sample_rate=0.1, steps=10, clipping=Adaptive(1.0, share=0.19)).gradient_multiplier(0.9)
+        1.0
+        """
+        return noise_multiplier / math.sqrt(1 - sum(number.share for number in self.beside))
+
     def noise_multiplier(self, step: int) -> float:
         """sigma_t of step t = 0 .. steps-1; a step outside the plan does not exist.
 
@@ -123,9 +152,30 @@ class PrivacyPlan:
         >>> round(plan.epsilon(1e-5, accountant="rdp"), 3)
         1.641
         """
-        return accounting.epsilon_of(
-            self.sample_rate, self.levels(), delta, whole=self.whole_releases, accountant=accountant
-        )
+        return self.epsilon_after(self.levels(), delta, whole=self.whole_releases, accountant=accountant)
+
+    def epsilon_after(
+        self,
+        levels: accounting.Levels,
+        delta: float,
+        *,
+        whole: Sequence[float] = (),
+        accountant: str = "pld",
+        coarse: bool = False,
+    ) -> float:
+        """The epsilon of releases with these multipliers, and of those of all examples at once (`whole`).
+
+        Where noise follows what was released, it is the whole of the filter's, however little of it was used so far: the sum of
+        what happened to be used is no bound.
+
+        *Guarantee.* An upper bound at any time, if the releases were those of this plan's mechanism.
+
+        >>> PrivacyPlan(sample_rate=0.1, steps=10).epsilon_after([], delta=1e-5)
+        0.0
+        """
+        if isinstance(self.noise, LossDriven):
+            return self.noise.epsilon(delta, tuple(whole))
+        return accounting.epsilon_of(self.sample_rate, levels, delta, whole=whole, accountant=accountant, coarse=coarse)
 
     def calibrated(self, *, epsilon: float, delta: float) -> PrivacyPlan:
         """The same plan with its noise scaled so that epsilon is reached: never exceeded, and missed by less than 0.5%.
@@ -134,6 +184,11 @@ class PrivacyPlan:
         >>> 0.995 * 3.0 < plan.epsilon(delta=1e-5) <= 3.0
         True
         """
+        if isinstance(self.noise, LossDriven):
+            noise = self.noise.calibrated(
+                self.sample_rate, self.steps, epsilon=epsilon, delta=delta, whole=self.whole_releases
+            )
+            return dataclasses.replace(self, noise=noise)
         factor = accounting.calibrated_scale(
             self.sample_rate,
             lambda scale: levels(self.noise.scaled(scale), self.steps),

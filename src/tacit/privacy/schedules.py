@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from tacit.privacy.driven import LossDriven
 from tacit.privacy.validation import UserError, check_choice, check_count, check_not_negative
 
 
@@ -81,7 +82,7 @@ class Linear:
         return {"kind": "linear", "first": self.first, "last": self.last}
 
 
-_KINDS = {"constant": Constant, "linear": Linear}
+_KINDS: dict[str, Any] = {"constant": Constant, "linear": Linear, "loss-driven": LossDriven}
 
 
 def levels(schedule: NoiseSchedule, steps: int) -> tuple[tuple[float, int], ...]:
@@ -111,7 +112,7 @@ def schedule_from_dict(description: dict[str, Any]) -> NoiseSchedule:
 
 
 def schedule_from_text(text: str) -> NoiseSchedule:
-    """The schedule of a command line: `constant:SIGMA` or `linear:FROM:TO`.
+    """The schedule of a command line: `constant:SIGMA`, `linear:FROM:TO` or `loss-driven:FROM:TO`.
 
     >>> schedule_from_text("linear:5:1")
     Linear(first=5.0, last=1.0)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import os
 import tomllib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Self
@@ -16,10 +16,11 @@ from typing import Any, Self
 import tomli_w
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from tacit.privacy.clipping import Clipping, Flat, Grouped
+from tacit.privacy.beside import Adaptive
+from tacit.privacy.clipping import Automatic, Clipping, Flat, Grouped
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.schedules import Constant, NoiseSchedule, schedule_from_text
-from tacit.privacy.validation import UserError, check_delta, check_positive, nearest
+from tacit.privacy.validation import UserError, check_choice, check_delta, check_positive, nearest
 
 Value = bool | int | float | str | list[int] | list[float] | list[str]
 
@@ -72,9 +73,15 @@ class PrivacySection(Section):
     batch_size: int | None = Field(default=None, ge=1)
     sample_rate: float | None = Field(default=None, gt=0, le=1)
     epochs: float = Field(default=10, gt=0)
-    clipping_norm: float | list[float] = 1.0
-    groups: list[list[str]] | None = None
-    noise_shape: list[float] | None = None
+    # "fixed"; "automatic" scales every gradient to the norm (with `stability`); "adaptive" follows a `quantile` of the norms
+    clipping: str = "fixed"
+    stability: float | None = None
+    quantile: float | None = None
+    clipping_norm: float | list[float] = 1.0  # of each group
+    # of parameters that are clipped by themselves: a list of name patterns each, so many of about the same size, or "layers"
+    groups: list[list[str]] | int | str | None = None
+    noise_shape: list[float] | None = None  # how much noise each group gets, beside the others; or, by name:
+    noise_allocation: str | None = None
     statistics_noise_multiplier: float | None = (
         None  # of the release that model.normalization = "standard" makes; 8 if left out
     )
@@ -129,6 +136,21 @@ class OptimizerSection(WithOptions):
     name: str = "SGD"
 
 
+class AugmentationSection(Section):
+    """Other guises of the images at every step: `names` ("flip", "crop", "augmix") in their order, `views` of each example, whose
+    gradients are averaged before they are clipped; every other key is an option of one of them."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
+    names: list[str] = []
+    views: int = Field(default=1, ge=1)
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if not self.names and (self.model_extra or self.views > 1):
+            raise UserError('names is missing: which augmentation? Such as names = ["flip", "crop"]')
+        return self
+
+
 class AveragingSection(WithOptions):
     """Of the weights along the way, which then are the model: "exponential" (`decay`) or "tail" (`fraction` of the steps)."""
 
@@ -164,6 +186,7 @@ class Recipe(Section):
     optimizer: OptimizerSection = OptimizerSection()
     learning_rate_schedule: LearningRateSection = LearningRateSection()
     averaging: AveragingSection = AveragingSection()
+    augmentation: AugmentationSection = AugmentationSection()
 
     @classmethod
     def load(cls, name: str | os.PathLike[str], changes: Iterable[str] = ()) -> Recipe:
@@ -199,8 +222,10 @@ class Recipe(Section):
         """
         return tomli_w.dumps(_without_none(self.model_dump(exclude={"description"} if not self.description else None)))
 
-    def plan(self, examples: int) -> PrivacyPlan:
+    def plan(self, examples: int, parameters: Mapping[str, int] | None = None) -> PrivacyPlan:
         """The privacy plan of this recipe for so many training examples, its noise calibrated if epsilon is given.
+
+        `parameters` are the sizes of the model's trainable parameters, by name, which groups that are made from them need.
 
         >>> plan = Recipe.load("digits").plan(examples=1500)
         >>> plan.epsilon(1e-5) <= 3.0
@@ -212,7 +237,7 @@ class Recipe(Section):
             examples,
             batch_size=batch_size,
             epochs=privacy.epochs,
-            clipping=self._clipping(),
+            clipping=self._clipping(parameters),
             noise=self._noise(),
             whole_releases=self._whole_releases(),
         )
@@ -228,19 +253,55 @@ class Recipe(Section):
             raise UserError('privacy.statistics_noise_multiplier is of model.normalization = "standard"')
         return []
 
-    def _clipping(self) -> Clipping:
-        norm, groups = self.privacy.clipping_norm, self.privacy.groups
-        if groups is None:
-            if isinstance(norm, list) or self.privacy.noise_shape is not None:
+    def _clipping(self, parameters: Mapping[str, int] | None) -> Clipping:
+        privacy, norm = self.privacy, self.privacy.clipping_norm
+        kind = check_choice("privacy.clipping", privacy.clipping, ("fixed", "automatic", "adaptive"))
+        for option, of in (("stability", "automatic"), ("quantile", "adaptive")):
+            if getattr(privacy, option) is not None and kind != of:
+                raise UserError(f'privacy.{option} is of privacy.clipping = "{of}"')
+        if privacy.groups is not None:
+            if kind == "adaptive":
                 raise UserError(
-                    "several clipping norms or a noise_shape need privacy.groups, one list of name patterns a group"
+                    'privacy.clipping = "adaptive" has one norm for the whole gradient; leave privacy.groups out'
                 )
-            return Flat(norm)
+            bounds: Flat | Grouped = self._grouped(parameters)
+        elif isinstance(norm, list) or privacy.noise_shape is not None or privacy.noise_allocation is not None:
+            raise UserError(
+                "several clipping norms, a noise_shape or a noise_allocation need privacy.groups, a list of name patterns each"
+            )
+        elif kind == "adaptive":
+            return Adaptive(norm, **({} if privacy.quantile is None else {"quantile": privacy.quantile}))
+        else:
+            bounds = Flat(norm)
+        if kind == "fixed":
+            return bounds
+        return Automatic(bounds, **({} if privacy.stability is None else {"stability": privacy.stability}))
+
+    def _grouped(self, parameters: Mapping[str, int] | None) -> Grouped:
+        groups, norm, shape = self.privacy.groups, self.privacy.clipping_norm, self.privacy.noise_shape
+        if not isinstance(groups, list):
+            if parameters is None:
+                raise UserError(
+                    "groups that are made from the model's parameters need the model; give lists of name patterns"
+                )
+            if isinstance(groups, str):
+                check_choice("privacy.groups", groups, ("layers",))
+                found = Grouped.by_name(parameters, clipping_norm=1.0)
+            else:
+                assert groups is not None
+                found = Grouped.balanced(parameters, groups=groups, clipping_norm=1.0)
+            groups = [list(members) for members in found.groups]
         norms = norm if isinstance(norm, list) else [norm] * len(groups)
-        shape = self.privacy.noise_shape
-        return Grouped(
+        clipping = Grouped(
             tuple(tuple(patterns) for patterns in groups), tuple(norms), None if shape is None else tuple(shape)
         )
+        if self.privacy.noise_allocation is None:
+            return clipping
+        if shape is not None:
+            raise UserError("give either noise_shape or noise_allocation, not both")
+        if parameters is None:
+            raise UserError("a noise_allocation needs the sizes of the model's parameters")
+        return clipping.allocated(self.privacy.noise_allocation, parameters)
 
     def _noise(self) -> NoiseSchedule:
         if self.privacy.schedule is not None:

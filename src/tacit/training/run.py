@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from tacit.data import Dataset, Split, load
-from tacit.learning import activation_of, make_averaging, make_loss
+from tacit.learning import Augmentation, activation_of, make_augmentation, make_averaging, make_loss
 from tacit.models import build
 from tacit.models.standardize import Standardize
 from tacit.privacy.plan import PrivacyPlan
@@ -23,7 +23,7 @@ from tacit.privacy.validation import UserError, check_choice, nearest
 from tacit.training.checkpoint import load_tensors, load_weights, save_tensors, write_atomically
 from tacit.training.directory import RunDirectory, read_metrics
 from tacit.training.features import feature_map, fingerprint, with_features
-from tacit.training.recipe import LearningRateSection, ModelSection, OptimizerSection, Recipe
+from tacit.training.recipe import AugmentationSection, LearningRateSection, ModelSection, OptimizerSection, Recipe
 from tacit.training.trainer import PrivateTrainer
 
 _MODEL_FORMAT = "tacit-model/1"
@@ -65,19 +65,23 @@ def train(
     split = load_data(recipe)
     where = pick_device(device)
     raw = split.train
-    plan = recipe.plan(len(split.train))
     torch.manual_seed(secrets.randbits(63) if recipe.seed is None else recipe.seed)
     whole = build_model(recipe.model, raw.input_shape, len(raw.classes))
     model = whole
     facts: dict[str, Any] = {"data": raw.name, "model": recipe.model.name}
+    if recipe.model.features is not None and recipe.augmentation.names:
+        raise UserError(
+            "features are computed once, so there is nothing to augment; leave [augmentation] or model.features out"
+        )
     if recipe.model.features is not None:  # only what comes after the features is trained, on features computed once
         assert isinstance(whole, nn.Sequential)
         split, model = with_features(split, whole[0], progress=progress), whole[1]
         facts["features"] = fingerprint(whole[0])  # a run does not go on with others
     # Convolutions are faster with channels last, and an image of one channel does not say which layout it has.
     model = model.to(where).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    plan = recipe.plan(len(split.train), {name: p.numel() for name, p in model.named_parameters() if p.requires_grad})
     optimizer = build_optimizer(recipe.optimizer, model)
-    averaging = recipe.averaging
+    averaging, augmentation = recipe.averaging, recipe.augmentation
     trainer = PrivateTrainer(
         model,
         optimizer=optimizer,
@@ -86,6 +90,7 @@ def train(
         delta=recipe.privacy.delta,
         learning_rate_schedule=build_learning_rate_schedule(recipe.learning_rate_schedule, optimizer, plan),
         averaging=None if averaging.name is None else make_averaging(averaging.name, **(averaging.model_extra or {})),
+        augmentation=build_augmentation(augmentation, raw) if augmentation.names else None,
         seed=recipe.seed,
         run_directory=directory.path,
         resume=True,
@@ -184,6 +189,18 @@ def build_optimizer(section: OptimizerSection, model: nn.Module) -> Optimizer:
     options = section.model_extra or {}
     optimizer: Optimizer = _made(kinds[section.name], section.name, "optimizer", options, model.parameters())
     return optimizer
+
+
+def build_augmentation(section: AugmentationSection, data: Dataset) -> Augmentation:
+    """The recipe's augmentation, for images normalised by this data set's constants.
+
+    >>> data = load_data(Recipe.load("digits")).train
+    >>> build_augmentation(AugmentationSection(names=["crop"], padding=1), data)
+    Crop(padding=1)
+    """
+    if len(data.input_shape) != 3:
+        raise UserError(f"augmentation is of images, and an example here has the shape {list(data.input_shape)}")
+    return make_augmentation(section.names, data.mean, data.std, views=section.views, **(section.model_extra or {}))
 
 
 def build_learning_rate_schedule(

@@ -17,10 +17,12 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tacit.gradients import ClippedGradient
+from tacit.learning.augmentation import Augmentation, Views
 from tacit.learning.averaging import AveragedWeights, Averaging
 from tacit.learning.losses import PerExampleLoss
+from tacit.learning.views import MeanOverViews
 from tacit.models.standardize import Standardize
-from tacit.privacy.accounting import epsilon_of
+from tacit.privacy.beside import LOSS
 from tacit.privacy.certificate import certificate_of, sha256_of
 from tacit.privacy.ledger import Ledger, released_levels, whole_levels
 from tacit.privacy.mechanism import GaussianMechanism, PrivateGradient
@@ -48,7 +50,9 @@ class PrivateTrainer:
     The optimizer is any of torch.optim over the model's parameters; the loss gives one value an example. With a `run_directory`,
     the ledger, checkpoints, metrics and the certificate are kept there, and `resume=True` continues it. `seed` makes a run
     reproducible, for research: it voids the certificate for release. With an `averaging` of `tacit.learning`, what is measured
-    and stored, and what the model holds when `fit` ends, is the average of the weights along the way. `standardize` is a layer
+    and stored, and what the model holds when `fit` ends, is the average of the weights along the way. An `augmentation` gives
+    every batch another guise, or, as `Views`, each example several, whose gradients are averaged before they are clipped; it is
+    not applied to data that are measured. `standardize` is a layer
     of the model that waits for statistics of the training set: they are released, with the noise of the plan's first
     `whole_releases`, before the first step.
 
@@ -80,6 +84,7 @@ class PrivateTrainer:
         delta: float = 1e-5,
         learning_rate_schedule: LRScheduler | None = None,
         averaging: Averaging | None = None,
+        augmentation: Augmentation | None = None,
         seed: int | None = None,
         run_directory: str | os.PathLike[str] | None = None,
         resume: bool = False,
@@ -90,10 +95,13 @@ class PrivateTrainer:
         facts: Mapping[str, Any] | None = None,
     ) -> None:
         _check_optimizer(optimizer, model)
+        views = augmentation.count if isinstance(augmentation, Views) else 1
         self.model, self.optimizer, self.loss, self.plan = model, optimizer, loss, plan
         self.delta = check_delta(delta)
         self.learning_rate_schedule = learning_rate_schedule
         self._average = None if averaging is None else AveragedWeights(averaging)
+        self._augmentation = augmentation
+        self._generator = torch.Generator()  # of the augmentation
         self.directory = None if run_directory is None else RunDirectory(Path(run_directory))
         self.show_training_loss = show_training_loss
         self.diagnostics = check_count("diagnostics", diagnostics, at_least=0)
@@ -104,12 +112,17 @@ class PrivateTrainer:
                 "layer alone: give both or neither"
             )
         self._gradient = ClippedGradient(
-            model, loss=loss, clipping=plan.clipping, physical_batch_size=physical_batch_size
+            model,
+            loss=loss if views == 1 else MeanOverViews(loss, views),
+            clipping=plan.clipping,
+            physical_batch_size=physical_batch_size,
+            with_losses=any(number.name == LOSS for number in plan.beside),
         )
         self._seed, self._resume, self._facts = seed, resume, dict(facts or {})
         self._ledger: Ledger | None = None
         self._mechanism: GaussianMechanism | None = None
         self._randomness: Randomness | None = None
+        self._released: dict[str, float] = {}  # the mechanism's state, from the checkpoint
         self._seconds = 0.0
         self._physical_batch_size: int | None = None
         self._evaluate_every = 1
@@ -250,9 +263,12 @@ class PrivateTrainer:
                 self.directory.certificate.unlink(missing_ok=True)
             if self._seed is None:
                 self._randomness = Randomness.from_operating_system()
+                self._generator.seed()
             else:
                 self._randomness = Randomness.from_seed(self._seed, launch=self._ledger.launches)
+                self._generator.manual_seed((self._seed + self._ledger.launches) % 2**63)
             self._mechanism = self.plan.mechanism(self._randomness, self._ledger)
+            self._mechanism.restore(self._released)
         return self._mechanism, self._ledger, self._randomness
 
     def _chunks(self, examples: Examples, indices: Indices) -> Iterator[tuple[Any, Tensor]]:
@@ -260,15 +276,21 @@ class PrivateTrainer:
         if len(indices) == 0:
             return
         if self._physical_batch_size is None:
-            inputs, targets = examples.batch(indices[:_PROBED], self.device)
-            self._physical_batch_size = self._gradient.physical_batch_size_for(channels_last(inputs), targets)
+            self._physical_batch_size = self._gradient.physical_batch_size_for(
+                *self._batch(examples, indices[:_PROBED])
+            )
         size = self._physical_batch_size
         for start in range(0, len(indices), size):
-            inputs, targets = examples.batch(indices[start : start + size], self.device)
-            yield channels_last(inputs), targets
+            yield self._batch(examples, indices[start : start + size])
+
+    def _batch(self, examples: Examples, indices: Indices) -> tuple[Any, Tensor]:
+        inputs, targets = examples.batch(indices, self.device)
+        inputs = channels_last(inputs)
+        return inputs if self._augmentation is None else self._augmentation(inputs, self._generator), targets
 
     def _release(self, chunks: Iterator[Any] | Sequence[Any], *, sampled_by: str) -> PrivateGradient:
         assert self._mechanism is not None
+        self._gradient.clipping = self._mechanism.clipping  # it may follow what was released
         return self._mechanism.release(self._gradient.over(chunks), sampled_by=sampled_by)
 
     def _begin_step(self, step: int) -> None:
@@ -294,19 +316,21 @@ class PrivateTrainer:
         self, examples: Examples, indices: Indices, held_out: Examples | None, reporter: Reporter
     ) -> dict[str, Any]:
         assert self._ledger is not None
+        assert self._mechanism is not None
         step = self._ledger.releases
         row: dict[str, Any] = {
             "step": step,
             "epoch": round(step * self.plan.sample_rate, 2),
             "seconds": round(self._seconds, 2),
         }
-        if step == self.plan.steps or self._accounting.due():
+        last = self._mechanism.steps_left == 0
+        if last or self._accounting.due():
             with self._accounting:
                 levels, whole = released_levels(self._ledger.entries), whole_levels(self._ledger.entries)
-                spent = epsilon_of(self.plan.sample_rate, levels, self.delta, whole=whole, coarse=True)
+                spent = self.plan.epsilon_after(levels, self.delta, whole=whole, coarse=True)
             row["epsilon"] = spent if math.isfinite(spent) else None
         epoch = math.floor(step * self.plan.sample_rate + 1e-9)
-        if held_out is not None and (epoch <= 1 or epoch % self._evaluate_every == 0 or step == self.plan.steps):
+        if held_out is not None and (epoch <= 1 or epoch % self._evaluate_every == 0 or last):
             with nullcontext() if self._average is None else self._average.in_place(self.model):
                 row["test_accuracy"], row["test_loss"] = evaluate(self.model, held_out, self.loss)
         if self.show_training_loss:
@@ -337,7 +361,8 @@ class PrivateTrainer:
             schedule = self.learning_rate_schedule.state_dict()
             state["learning_rate_schedule"] = pack(schedule, tensors, "learning_rate_schedule")
         covered = {"entries": len(self._ledger.entries), "head": self._ledger.head}
-        facts = {"ledger": covered, "seconds": self._seconds, "state": state}
+        released = {} if self._mechanism is None else self._mechanism.state
+        facts = {"ledger": covered, "seconds": self._seconds, "state": state, "released": released}
         with self._saving:
             save_tensors(self.directory.checkpoint, tensors, facts)
 
@@ -385,6 +410,7 @@ class PrivateTrainer:
         except (KeyError, ValueError, TypeError) as error:
             raise UserError(f"{path} is a checkpoint of another optimizer: {error}") from None
         self._seconds = float(facts["seconds"])
+        self._released = dict(facts.get("released", {}))
 
     def _pass_over(self, lost: int) -> None:
         """Bring the learning-rate schedule to where the plan is, past the steps that an interruption lost."""
