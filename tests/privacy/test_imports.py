@@ -17,6 +17,7 @@ LIGHT = [
     "sampling",
     "normals",
     "statistics",
+    "dice",
 ]
 
 

@@ -1,6 +1,6 @@
 """The trusted core: what is sampled, how it is clipped, what noise is added, and what that guarantees.
 
-Nothing here imports the rest of tacit, and nothing but the mechanism imports torch, so that accounts, calibrations and
+Nothing here imports the rest of tacit, and nothing but the mechanisms imports torch, so that accounts, calibrations and
 verifications answer at once.
 """
 
@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from tacit.privacy.accounting import epsilon_of
     from tacit.privacy.certificate import certificate_of, verify
     from tacit.privacy.clipping import Clipping, Flat, Grouped, clip_factors, effective_multiplier
+    from tacit.privacy.dice import DicePlan, dice_epsilon, dice_epsilon_that_holds, dice_noise
+    from tacit.privacy.dice_mechanism import DiceMechanism
     from tacit.privacy.ledger import Ledger, read_ledger
     from tacit.privacy.mechanism import ClippedSum, GaussianMechanism, PrivateGradient
     from tacit.privacy.plan import PrivacyPlan
@@ -25,6 +27,8 @@ _HOMES = {
     "ClippedSum": "mechanism",
     "Clipping": "clipping",
     "Constant": "schedules",
+    "DiceMechanism": "dice_mechanism",
+    "DicePlan": "dice",
     "Flat": "clipping",
     "GaussianMechanism": "mechanism",
     "Grouped": "clipping",
@@ -38,6 +42,9 @@ _HOMES = {
     "UserError": "validation",
     "certificate_of": "certificate",
     "clip_factors": "clipping",
+    "dice_epsilon": "dice",
+    "dice_epsilon_that_holds": "dice",
+    "dice_noise": "dice",
     "effective_multiplier": "clipping",
     "epsilon_of": "accounting",
     "read_ledger": "ledger",
@@ -49,6 +56,8 @@ __all__ = [
     "ClippedSum",
     "Clipping",
     "Constant",
+    "DiceMechanism",
+    "DicePlan",
     "Flat",
     "GaussianMechanism",
     "Grouped",
@@ -62,6 +71,9 @@ __all__ = [
     "UserError",
     "certificate_of",
     "clip_factors",
+    "dice_epsilon",
+    "dice_epsilon_that_holds",
+    "dice_noise",
     "effective_multiplier",
     "epsilon_of",
     "read_ledger",

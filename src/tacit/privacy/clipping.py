@@ -216,8 +216,12 @@ def clipping_from_dict(description: dict[str, Any]) -> Clipping:
     Flat(clipping_norm=0.1)
     """
     fields = dict(description)
-    kind = check_choice("clipping kind", str(fields.pop("kind", None)), ["flat", "grouped"])
+    kind = check_choice("clipping kind", str(fields.pop("kind", None)), ["flat", "grouped", "error-feedback"])
     try:
+        if kind == "error-feedback":
+            from tacit.privacy.dice import ErrorFeedback
+
+            return ErrorFeedback(**fields)
         return Flat(**fields) if kind == "flat" else Grouped(**fields)
     except TypeError as error:
         raise UserError(f"the clipping {description!r} cannot be read: {error}") from None
