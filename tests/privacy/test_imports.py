@@ -19,6 +19,7 @@ LIGHT = [
     "statistics",
     "beside",
     "driven",
+    "dice",
 ]
 
 

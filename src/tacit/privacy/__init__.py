@@ -1,6 +1,6 @@
 """The trusted core: what is sampled, how it is clipped, what noise is added, and what that guarantees.
 
-Nothing here imports the rest of tacit, and nothing but the mechanism imports torch, so that accounts, calibrations and
+Nothing here imports the rest of tacit, and nothing but the mechanisms imports torch, so that accounts, calibrations and
 verifications answer at once.
 """
 
@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from tacit.privacy.beside import Adaptive
     from tacit.privacy.certificate import certificate_of, verify
     from tacit.privacy.clipping import Automatic, Clipping, Flat, Grouped, clip_factors, effective_multiplier
+    from tacit.privacy.dice import DicePlan, dice_epsilon, dice_epsilon_that_holds, dice_noise
+    from tacit.privacy.dice_mechanism import DiceMechanism
     from tacit.privacy.driven import LossDriven
     from tacit.privacy.ledger import Ledger, read_ledger
     from tacit.privacy.mechanism import ClippedSum, GaussianMechanism, PrivateGradient
@@ -29,6 +31,8 @@ _HOMES = {
     "ClippedSum": "mechanism",
     "Clipping": "clipping",
     "Constant": "schedules",
+    "DiceMechanism": "dice_mechanism",
+    "DicePlan": "dice",
     "Flat": "clipping",
     "GaussianMechanism": "mechanism",
     "Grouped": "clipping",
@@ -43,6 +47,9 @@ _HOMES = {
     "UserError": "validation",
     "certificate_of": "certificate",
     "clip_factors": "clipping",
+    "dice_epsilon": "dice",
+    "dice_epsilon_that_holds": "dice",
+    "dice_noise": "dice",
     "effective_multiplier": "clipping",
     "epsilon_of": "accounting",
     "read_ledger": "ledger",
@@ -56,6 +63,8 @@ __all__ = [
     "ClippedSum",
     "Clipping",
     "Constant",
+    "DiceMechanism",
+    "DicePlan",
     "Flat",
     "GaussianMechanism",
     "Grouped",
@@ -70,6 +79,9 @@ __all__ = [
     "UserError",
     "certificate_of",
     "clip_factors",
+    "dice_epsilon",
+    "dice_epsilon_that_holds",
+    "dice_noise",
     "effective_multiplier",
     "epsilon_of",
     "read_ledger",

@@ -324,8 +324,13 @@ def clipping_from_dict(description: dict[str, Any]) -> Clipping:
     Flat(clipping_norm=0.1)
     """
     fields = dict(description)
-    kind = check_choice("clipping kind", str(fields.pop("kind", None)), ["flat", "grouped", "automatic", "adaptive"])
+    kinds = ["flat", "grouped", "automatic", "adaptive", "error-feedback"]
+    kind = check_choice("clipping kind", str(fields.pop("kind", None)), kinds)
     try:
+        if kind == "error-feedback":
+            from tacit.privacy.dice import ErrorFeedback
+
+            return ErrorFeedback(**fields)
         if kind == "adaptive":
             return Adaptive(**fields)
         if kind == "automatic":

@@ -28,6 +28,7 @@ from tacit.privacy.ledger import Ledger, released_levels, whole_levels
 from tacit.privacy.mechanism import GaussianMechanism, PrivateGradient
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.randomness import Randomness
+from tacit.privacy.sampling import PoissonSampler
 from tacit.privacy.validation import UserError, check_count, check_delta
 from tacit.training.checkpoint import load_tensors, load_weights, pack, save_tensors, unpack
 from tacit.training.chores import Chore
@@ -136,6 +137,11 @@ class PrivateTrainer:
         """Where the model is."""
         return next(self.model.parameters()).device
 
+    @property
+    def sample_rate(self) -> float:
+        """The share of the training examples that a batch holds, in expectation: what an epoch is counted by."""
+        return self.plan.sample_rate
+
     def fit(
         self,
         dataset: Any,
@@ -178,8 +184,8 @@ class PrivateTrainer:
             )
         if unpaid_statistics(self.model, self.standardize):
             ledger.record_disclosure("statistics in a layer that standardises, which this run has not paid for,")
-        sampler = self.plan.sampler(len(examples), randomness)
-        epochs = round(self.plan.steps * self.plan.sample_rate, 1)
+        sampler = self._sampler(len(examples), randomness)
+        epochs = round(self.plan.steps * self.sample_rate, 1)
         self._physical_batch_size = None
         history: list[dict[str, Any]] = []
         started = time.monotonic() - self._seconds
@@ -197,7 +203,7 @@ class PrivateTrainer:
                 self._seconds = time.monotonic() - started
                 step = mechanism.next_step
                 reporter.step(step)
-                ends, last = _ends_epoch(step, self.plan.sample_rate), mechanism.steps_left == 0
+                ends, last = _ends_epoch(step, self.sample_rate), mechanism.steps_left == 0
                 # saved first: whatever happens while it is measured, nothing that was paid for is lost
                 if last or self._stop.requested or self._saving.due(0.0 if ends else _CHECKPOINT_SECONDS):
                     self._save()
@@ -271,6 +277,9 @@ class PrivateTrainer:
             self._mechanism.restore(self._released)
         return self._mechanism, self._ledger, self._randomness
 
+    def _sampler(self, examples: int, randomness: Randomness) -> PoissonSampler:
+        return self.plan.sampler(examples, randomness)
+
     def _chunks(self, examples: Examples, indices: Indices) -> Iterator[tuple[Any, Tensor]]:
         """The batch in pieces that fit in memory, made only when they are needed."""
         if len(indices) == 0:
@@ -297,7 +306,7 @@ class PrivateTrainer:
         """Tell a loss that changes with time which epoch it is: a public number."""
         begin_epoch = getattr(self.loss, "begin_epoch", None)
         if begin_epoch is not None:
-            begin_epoch(math.floor(step * self.plan.sample_rate + 1e-9))
+            begin_epoch(math.floor(step * self.sample_rate + 1e-9))
 
     def _update(self, private: PrivateGradient) -> None:
         """Only a private gradient reaches the optimizer."""
@@ -320,7 +329,7 @@ class PrivateTrainer:
         step = self._ledger.releases
         row: dict[str, Any] = {
             "step": step,
-            "epoch": round(step * self.plan.sample_rate, 2),
+            "epoch": round(step * self.sample_rate, 2),
             "seconds": round(self._seconds, 2),
         }
         last = self._mechanism.steps_left == 0
@@ -329,7 +338,7 @@ class PrivateTrainer:
                 levels, whole = released_levels(self._ledger.entries), whole_levels(self._ledger.entries)
                 spent = self.plan.epsilon_after(levels, self.delta, whole=whole, coarse=True)
             row["epsilon"] = spent if math.isfinite(spent) else None
-        epoch = math.floor(step * self.plan.sample_rate + 1e-9)
+        epoch = math.floor(step * self.sample_rate + 1e-9)
         if held_out is not None and (epoch <= 1 or epoch % self._evaluate_every == 0 or last):
             with nullcontext() if self._average is None else self._average.in_place(self.model):
                 row["test_accuracy"], row["test_loss"] = evaluate(self.model, held_out, self.loss)
