@@ -1,4 +1,4 @@
-"""What makes private models accurate: activations, losses and averages (more to come: curricula, augmentation)."""
+"""What makes private models accurate: activations, losses, optimizers and averages (more to come: curricula, augmentation)."""
 
 from tacit.learning.activations import ACTIVATIONS, TemperedSigmoid, activation_of
 from tacit.learning.averaging import AVERAGINGS, AveragedWeights, Averaging, Exponential, Tail, make_averaging
@@ -13,16 +13,21 @@ from tacit.learning.losses import (
     sum_of_absolutes,
     sum_of_squares,
 )
+from tacit.learning.optimizers import PRIVATE_OPTIMIZERS, LearnsNoise, PrivateAdam, PrivateRMSprop
 
 __all__ = [
     "ACTIVATIONS",
     "AVERAGINGS",
     "LOSSES",
+    "PRIVATE_OPTIMIZERS",
     "AveragedWeights",
     "Averaging",
     "Exponential",
     "Focal",
     "Huber",
+    "LearnsNoise",
+    "PrivateAdam",
+    "PrivateRMSprop",
     "Tail",
     "TailoredLoss",
     "TemperedLogistic",
