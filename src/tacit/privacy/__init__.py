@@ -8,9 +8,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tacit.privacy.accounting import epsilon_of
+    from tacit.privacy.accounting import epsilon_of, epsilon_of_all
     from tacit.privacy.certificate import certificate_of, verify
     from tacit.privacy.clipping import Clipping, Flat, Grouped, clip_factors, effective_multiplier
+    from tacit.privacy.composition import composed_certificate
     from tacit.privacy.ledger import Ledger, read_ledger
     from tacit.privacy.mechanism import ClippedSum, GaussianMechanism, PrivateGradient
     from tacit.privacy.plan import PrivacyPlan
@@ -38,8 +39,10 @@ _HOMES = {
     "UserError": "validation",
     "certificate_of": "certificate",
     "clip_factors": "clipping",
+    "composed_certificate": "composition",
     "effective_multiplier": "clipping",
     "epsilon_of": "accounting",
+    "epsilon_of_all": "accounting",
     "read_ledger": "ledger",
     "verify": "certificate",
 }
@@ -62,8 +65,10 @@ __all__ = [
     "UserError",
     "certificate_of",
     "clip_factors",
+    "composed_certificate",
     "effective_multiplier",
     "epsilon_of",
+    "epsilon_of_all",
     "read_ledger",
     "verify",
 ]
