@@ -17,6 +17,7 @@ from tacit.privacy.validation import UserError
 
 FORMAT = "tacit-certificate/1"
 NEIGHBOURS = "add or remove one example"
+HELD_OUT = "accuracies are exact figures of held-out examples, which this guarantee does not protect"
 ONE_RUN = (
     "only the releases of this run's ledger are counted: the initial weights are taken as public, and other runs on the same "
     "examples add to what is spent"
@@ -181,7 +182,7 @@ def caveats_of(entries: Sequence[Entry], delta: float) -> tuple[list[str], list[
     caveats.append(ONE_RUN)
     caveats.append("that no layer mixes examples was tried on some of them, not proved")
     if facts.get("evaluated_on_held_out"):
-        caveats.append("accuracies are exact figures of held-out examples, which this guarantee does not protect")
+        caveats.append(HELD_OUT)
     resumed = sum(entry["kind"] == "resume" for entry in entries)
     if resumed:
         caveats.append(

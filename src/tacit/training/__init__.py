@@ -4,6 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tacit.training.ensemble import Ensemble
     from tacit.training.evaluation import evaluate
     from tacit.training.interruption import Interrupted
     from tacit.training.recipe import Recipe
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     from tacit.training.trainer import PrivateTrainer
 
 _HOMES = {
+    "Ensemble": "ensemble",
     "Interrupted": "interruption",
     "PrivateTrainer": "trainer",
     "Recipe": "recipe",
@@ -19,7 +21,7 @@ _HOMES = {
     "train": "run",
 }
 
-__all__ = ["Interrupted", "PrivateTrainer", "Recipe", "evaluate", "load_model", "train"]
+__all__ = ["Ensemble", "Interrupted", "PrivateTrainer", "Recipe", "evaluate", "load_model", "train"]
 
 
 def __getattr__(name: str) -> Any:
