@@ -34,7 +34,11 @@ _WEIGHTED = (
 
 @dataclass(frozen=True)
 class Member:
-    """One model of an ensemble, with the facts stored beside it and the weight of its vote."""
+    """One model of an ensemble, with the facts stored beside it and the weight of its vote.
+
+    >>> Member(Path("runs/a"), nn.Linear(2, 2), {"classes": ["a", "b"]}, 0.5).weight
+    0.5
+    """
 
     run_directory: Path
     model: nn.Module
@@ -44,7 +48,11 @@ class Member:
 
 @dataclass(frozen=True)
 class Judgement:
-    """How often an ensemble, and each of its members, is right, and what must be said with these figures."""
+    """How often an ensemble, and each of its members, is right, and what must be said with these figures.
+
+    >>> Judgement(0.9, (0.8, 0.85), 300, ("exact figures",)).accuracy
+    0.9
+    """
 
     accuracy: float
     member_accuracies: tuple[float, ...]
@@ -72,11 +80,8 @@ class Ensemble:
     def __init__(
         self, members: Iterable[Member], *, voting: str = "probabilities", caveats: Sequence[str] = ()
     ) -> None:
-        self.members, self.voting, self.caveats = (
-            tuple(members),
-            check_choice("voting", voting, VOTINGS),
-            tuple(caveats),
-        )
+        self.members, self.caveats = tuple(members), tuple(caveats)
+        self.voting = check_choice("voting", voting, VOTINGS)
         if not self.members:
             raise UserError("an ensemble needs at least one run directory")
         first = self.members[0]
@@ -121,7 +126,7 @@ class Ensemble:
             Member(directory, model, facts, weight)
             for directory, (model, facts), weight in zip(directories, loaded, numbers, strict=True)
         ]
-        return cls(members, voting=voting, caveats=[_WEIGHTED] if weights == "accuracy" else [])
+        return cls(members, voting=voting, caveats=[_WEIGHTED] if isinstance(weights, str) else [])
 
     def predict(self, examples: Dataset | Tensor | np.ndarray) -> Tensor:
         """What the ensemble gives each class of each example, [examples, classes]; a row sums to 1, its largest is the answer.
@@ -174,6 +179,12 @@ def held_out_of(run_directories: Sequence[str | os.PathLike[str]], changes: Sequ
 
     What one run holds out another may have trained on, and then an exact accuracy would tell of training examples. `changes` of
     the recipes say where the data lie now.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = (Path(folder) / "recipe.toml").write_text(Recipe.load("digits").to_toml())
+    ...     len(held_out_of([folder]))
+    302
     """
     directories = [Path(directory) for directory in run_directories]
     found = [Recipe.load(directory / "recipe.toml", changes).data for directory in directories]
