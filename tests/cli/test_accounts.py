@@ -91,7 +91,7 @@ def test_errors_go_to_stderr_with_status_2_and_no_traceback(tacit):
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "evaluate", "predict", "verify", "account", "calibrate", "recipes", "data"]
+    "command", ["train", "evaluate", "predict", "ensemble", "verify", "account", "calibrate", "recipes", "data"]
 )
 def test_every_command_has_help(command):
     result = run(command, "--help")

@@ -8,7 +8,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import integrate, optimize, stats
 
-from tacit.privacy import Constant, Linear, PrivacyPlan, UserError, effective_multiplier, epsilon_of
+from tacit.privacy import (
+    Constant,
+    Linear,
+    PrivacyPlan,
+    UserError,
+    accounting,
+    effective_multiplier,
+    epsilon_of,
+    epsilon_of_all,
+)
 from tacit.privacy.accounting import ACCOUNTANTS, calibrated_scale, composed_event, rounded_down
 from tacit.privacy.schedules import levels
 
@@ -68,11 +77,11 @@ def test_with_sampling_one_release_has_the_epsilon_of_the_worse_direction(rate, 
     assert max(hockey_stick(pld * 0.998, rate, sigma, direction) for direction in ("add", "remove")) > delta
 
 
-def convolved_delta(epsilon, rate, sigmas):
+def convolved_delta(epsilon, rates, sigmas):
     """The delta of two releases, removing an example, by summing over a grid of both outputs."""
     grid = np.linspace(-9 * max(sigmas), 1 + 9 * max(sigmas), 2001)
     logs, masses = [], []
-    for sigma in sigmas:
+    for rate, sigma in zip(rates, sigmas):
         without = stats.norm.pdf(grid, 0, sigma)
         mixed = (1 - rate) * without + rate * stats.norm.pdf(grid, 1, sigma)
         logs.append(np.log1p(rate * np.expm1((grid - 0.5) / sigma**2)))
@@ -85,8 +94,47 @@ def convolved_delta(epsilon, rate, sigmas):
 def test_two_levels_compose_as_their_exact_joint_distribution_does():
     some, delta = [(0.9, 1), (1.3, 1)], 1e-4
     pld = epsilon_of(0.2, some, delta)
-    assert convolved_delta(pld, 0.2, (0.9, 1.3)) <= delta * (1 + 1e-4)
-    assert convolved_delta(pld * 0.995, 0.2, (0.9, 1.3)) > delta
+    assert convolved_delta(pld, (0.2, 0.2), (0.9, 1.3)) <= delta * (1 + 1e-4)
+    assert convolved_delta(pld * 0.995, (0.2, 0.2), (0.9, 1.3)) > delta
+
+
+def test_two_rates_compose_as_their_exact_joint_distribution_does():
+    parts, delta = [(0.3, [(0.9, 1)]), (0.1, [(0.7, 1)])], 1e-4
+    pld = epsilon_of_all(parts, delta)
+    assert convolved_delta(pld, (0.3, 0.1), (0.9, 0.7)) <= delta * (1 + 1e-4)
+    assert convolved_delta(pld * 0.995, (0.3, 0.1), (0.9, 0.7)) > delta
+    assert pld <= epsilon_of_all(parts, delta, accountant="rdp")
+
+
+def test_several_parts_are_one_where_rates_are_equal_and_whole_releases_are_of_none_of_them():
+    one = epsilon_of(0.05, [(1.5, 60), (2.0, 40)], 1e-5, whole=[8.0, 9.0])
+    parts = [(0.05, [(2.0, 40), (1.5, 10)]), (0.05, []), (0.05, [(1.5, 50)]), (0.9, [(1.0, 0)])]
+    assert epsilon_of_all(parts, 1e-5, whole=[8.0, 9.0]) == one
+    assert epsilon_of_all([], 1e-5, whole=[8.0]) == epsilon_of(0.5, [], 1e-5, whole=[8.0]) > 0
+    assert epsilon_of_all([], 1e-5) == 0
+    assert epsilon_of_all([(0.1, [(1.0, 5)]), (0.2, [(0.0, 1)])], 1e-5) == math.inf
+
+
+@pytest.mark.parametrize("accountant", ACCOUNTANTS)
+def test_a_part_more_costs_more_and_its_rate_matters(accountant):
+    def epsilon(*parts):
+        return epsilon_of_all(parts, 1e-5, accountant=accountant, coarse=True)
+
+    first, second, more = (0.02, [(1.2, 200)]), (0.05, [(2.0, 100)]), (0.1, [(2.0, 100)])
+    assert max(epsilon(first), epsilon(second)) < epsilon(first, second) < epsilon(first) + epsilon(second)
+    assert epsilon(first, second) < epsilon(first, more)
+
+
+def test_many_levels_of_many_rates_are_rounded_down_to_a_few_dozen_in_all(monkeypatch):
+    seen = []
+    compose = accounting._composed
+    monkeypatch.setattr(accounting, "_composed", lambda parts, whole: seen.append(parts) or compose(parts, whole))
+    parts = [(rate, levels(Linear(4.0, 2.0), 15)) for rate in (0.01, 0.02, 0.03)]
+    rounded = epsilon_of_all(parts, 1e-5, accountant="rdp")
+    assert {len(some) for _, some in seen[0]} <= set(range(8, 11))
+    assert [sum(count for _, count in some) for _, some in seen[0]] == [15] * 3
+    monkeypatch.setattr(accounting, "MOST_LEVELS", 1000)
+    assert rounded >= epsilon_of_all(parts, 1e-5, accountant="rdp")
 
 
 GRID = [
@@ -264,6 +312,8 @@ def test_a_target_that_no_noise_reaches_is_refused(rate, schedule, epsilon, delt
         lambda: epsilon_of(0.1, [(1.0, -1)], 1e-5),
         lambda: epsilon_of(0.1, [(1.0, 2.9)], 1e-5),
         lambda: epsilon_of(0.1, [(1.0, 1)], 1e-5, accountant="moments"),
+        lambda: epsilon_of_all([(0.1, [(1.0, 1)]), (1.5, [(1.0, 1)])], 1e-5),
+        lambda: epsilon_of_all([(0.1, [(1.0, 1)]), (0.5, [(-1.0, 1)])], 1e-5),
         lambda: calibrated_scale(2.0, lambda f: [(f, 3)], epsilon=1.0, delta=1e-5),
     ],
 )

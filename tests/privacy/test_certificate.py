@@ -444,9 +444,9 @@ def test_a_forged_ledger_of_any_content_is_a_users_error_or_gets_the_epsilon_it_
 
 def test_epsilon_is_never_rounded_down():
     for epsilon in (1e-9, 0.1, 1 / 3, 2.3650001, 166.1, 12345.678901234):
-        rounded = certificate._rounded_up(epsilon)
+        rounded = certificate.rounded_up(epsilon)
         assert epsilon <= rounded <= epsilon + 1.1e-6
-    assert certificate._rounded_up(math.inf) is None
+    assert certificate.rounded_up(math.inf) is None
 
 
 def test_a_release_with_almost_no_noise_voids_the_certificate():

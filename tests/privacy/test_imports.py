@@ -11,6 +11,7 @@ LIGHT = [
     "ledger",
     "certificate",
     "clipping",
+    "composition",
     "schedules",
     "validation",
     "randomness",

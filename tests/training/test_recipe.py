@@ -17,8 +17,10 @@ def test_every_recipe_that_comes_with_tacit_is_valid_and_described(name):
 
 def test_a_recipe_written_as_toml_reads_as_itself():
     changes = ["seed=3", "privacy.groups=[['a*'],['b*']]", "learning_rate_schedule.name=CosineAnnealingLR"]
-    recipe = Recipe.load("digits", changes)
+    recipe = Recipe.load("digits", [*changes, 'optimizer.layers={"stem.*" = 0.1, "head.*" = 2}'])
+    assert recipe.optimizer.layers == {"stem.*": 0.1, "head.*": 2.0}
     assert Recipe.check(tomllib.loads(recipe.to_toml())) == recipe
+    assert Recipe.load("digits", ["optimizer.layers={}"]) == Recipe.load("digits")
 
 
 def test_changes_replace_single_values_and_words_need_no_quotes():
@@ -66,6 +68,8 @@ def test_the_plan_is_the_one_the_recipe_describes():
         ("privacy.noise_multiplier=2", "either epsilon"),
         ("data.held_out=1", "less than 1"),
         ("optimizer.lr=nan", "lr must be a finite number"),
+        ('optimizer.layers={"stem.*" = -1.0}', "the factor of 'stem.\\*' must be a finite number above 0"),
+        ("optimizer.layers=0.1", "valid dictionary"),
         ("learning_rate_schedule.kind=cosine", "name is missing"),
         ("seed=-1", "greater than or equal to 0"),
         ("epsilon", "key=value"),

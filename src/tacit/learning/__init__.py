@@ -1,4 +1,4 @@
-"""What makes private models accurate: activations, losses, averages and augmentation (more to come: curricula)."""
+"""What makes private models accurate: activations, losses, optimizers, averages and augmentation (more to come: curricula)."""
 
 from tacit.learning.activations import ACTIVATIONS, TemperedSigmoid, activation_of
 from tacit.learning.augmentation import AUGMENTATIONS, Augmentation, Compose, Crop, Flip, Views, make_augmentation
@@ -15,12 +15,14 @@ from tacit.learning.losses import (
     sum_of_absolutes,
     sum_of_squares,
 )
+from tacit.learning.optimizers import PRIVATE_OPTIMIZERS, LearnsNoise, PrivateAdam, PrivateRMSprop
 
 __all__ = [
     "ACTIVATIONS",
     "AUGMENTATIONS",
     "AVERAGINGS",
     "LOSSES",
+    "PRIVATE_OPTIMIZERS",
     "AugMix",
     "Augmentation",
     "AveragedWeights",
@@ -31,6 +33,9 @@ __all__ = [
     "Flip",
     "Focal",
     "Huber",
+    "LearnsNoise",
+    "PrivateAdam",
+    "PrivateRMSprop",
     "Tail",
     "TailoredLoss",
     "TemperedLogistic",

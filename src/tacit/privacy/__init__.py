@@ -8,10 +8,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tacit.privacy.accounting import epsilon_of
+    from tacit.privacy.accounting import epsilon_of, epsilon_of_all
     from tacit.privacy.beside import Adaptive
     from tacit.privacy.certificate import certificate_of, verify
     from tacit.privacy.clipping import Automatic, Clipping, Flat, Grouped, clip_factors, effective_multiplier
+    from tacit.privacy.composition import composed_certificate
     from tacit.privacy.dice import DicePlan, dice_epsilon, dice_epsilon_that_holds, dice_noise
     from tacit.privacy.dice_mechanism import DiceMechanism
     from tacit.privacy.driven import LossDriven
@@ -47,11 +48,13 @@ _HOMES = {
     "UserError": "validation",
     "certificate_of": "certificate",
     "clip_factors": "clipping",
+    "composed_certificate": "composition",
     "dice_epsilon": "dice",
     "dice_epsilon_that_holds": "dice",
     "dice_noise": "dice",
     "effective_multiplier": "clipping",
     "epsilon_of": "accounting",
+    "epsilon_of_all": "accounting",
     "read_ledger": "ledger",
     "verify": "certificate",
 }
@@ -79,11 +82,13 @@ __all__ = [
     "UserError",
     "certificate_of",
     "clip_factors",
+    "composed_certificate",
     "dice_epsilon",
     "dice_epsilon_that_holds",
     "dice_noise",
     "effective_multiplier",
     "epsilon_of",
+    "epsilon_of_all",
     "read_ledger",
     "verify",
 ]

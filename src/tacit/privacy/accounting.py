@@ -2,7 +2,7 @@
 
 Both are upper bounds for adding or removing one example. Everything here works on *levels*: pairs of a noise multiplier and the
 number of Poisson-sampled Gaussian releases made with it; beside them, `whole` are the multipliers of Gaussian releases in which
-every example takes part.
+every example takes part. Several runs are several *parts*: pairs of a sampling rate and the levels of the releases made at it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from tacit.privacy.validation import (
 )
 
 Levels = Sequence[tuple[float, int]]
+Parts = Sequence[tuple[float, Levels]]
 
 ACCOUNTANTS = ("pld", "rdp")
 
@@ -53,16 +54,20 @@ def composed_event(sample_rate: float, levels: Levels, whole: Sequence[float] = 
     ComposedDpEvent(events=[SelfComposedDpEvent(event=PoissonSampledDpEvent(sampling_probability=0.01,
         event=GaussianDpEvent(noise_multiplier=1.3)), count=100)])
     """
+    return _composed([(check_probability("sample_rate", sample_rate), levels)], whole)
+
+
+def _composed(parts: Parts, whole: Sequence[float]) -> Any:
     import dp_accounting
 
-    rate = check_probability("sample_rate", sample_rate)
     # Plain floats: dp-accounting mistreats a NumPy scalar or an int inside nested events.
     return dp_accounting.ComposedDpEvent(
         [
             dp_accounting.SelfComposedDpEvent(
-                dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(float(sigma))),
+                dp_accounting.PoissonSampledDpEvent(float(rate), dp_accounting.GaussianDpEvent(float(sigma))),
                 int(count),
             )
+            for rate, levels in parts
             for sigma, count in levels
         ]
         + [dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(float(sigma)), 1) for sigma in whole]
@@ -88,40 +93,66 @@ def epsilon_of(
     >>> round(epsilon_of(1024 / 50000, [(1.54, 1440)], 1e-5, accountant="rdp"), 3)
     2.585
     """
+    return epsilon_of_all([(sample_rate, levels)], delta, whole=whole, accountant=accountant, coarse=coarse)
+
+
+def epsilon_of_all(
+    parts: Parts,
+    delta: float,
+    *,
+    whole: Sequence[float] = (),
+    accountant: str = "pld",
+    coarse: bool = False,
+) -> float:
+    """The epsilon, at this delta, of the releases of several runs together, each part at its own sampling rate.
+
+    *Guarantee.* That of `epsilon_of`, for an example that may take part in all of them; parts of equal rate are one part, so that
+    two runs are accounted as one of twice the length. More than 32 levels in all are rounded down, an equal number for each rate.
+
+    >>> round(epsilon_of_all([(0.01, [(1.0, 300)]), (0.02, [(2.0, 100)])], 1e-5), 3)
+    1.135
+    >>> epsilon_of_all([(0.01, [(1.0, 300)])] * 2, 1e-5) == epsilon_of(0.01, [(1.0, 600)], 1e-5)
+    True
+    """
     check_choice("accountant", accountant, ACCOUNTANTS)
     check_delta(delta)
-    check_probability("sample_rate", sample_rate)
-    used = [
-        (min(check_not_negative("noise_multiplier", sigma), _LARGEST_MULTIPLIER), count)
-        for sigma, count in levels
-        if check_count("number of releases", count, at_least=0)
-    ]
+    by_rate: dict[float, list[tuple[float, int]]] = {}
+    for rate, levels in parts:
+        by_rate.setdefault(check_probability("sample_rate", rate), []).extend(
+            (min(check_not_negative("noise_multiplier", sigma), _LARGEST_MULTIPLIER), count)
+            for sigma, count in levels
+            if check_count("number of releases", count, at_least=0)
+        )
     all_at_once = tuple(min(check_not_negative("noise_multiplier", sigma), _LARGEST_MULTIPLIER) for sigma in whole)
-    if min([sigma for sigma, _ in used] + list(all_at_once), default=math.inf) < _NO_NOISE:
+    sigmas = [sigma for levels in by_rate.values() for sigma, _ in levels]
+    if min([*sigmas, *all_at_once], default=math.inf) < _NO_NOISE:
         return math.inf
-    return _epsilon_of(float(sample_rate), tuple(rounded_down(used)), all_at_once, float(delta), accountant, coarse)
+    used = [(rate, levels) for rate, levels in sorted(by_rate.items()) if levels]
+    most = max(MOST_LEVELS // max(len(used), 1), 1)
+    rounded = tuple((rate, tuple(rounded_down(levels, most))) for rate, levels in used)
+    return _epsilon_of(rounded, all_at_once, float(delta), accountant, coarse)
 
 
 @lru_cache(maxsize=256)
 def _epsilon_of(
-    sample_rate: float,
-    levels: tuple[tuple[float, int], ...],
+    parts: tuple[tuple[float, tuple[tuple[float, int], ...]], ...],
     whole: tuple[float, ...],
     delta: float,
     accountant: str,
     coarse: bool,
 ) -> float:
-    if not levels and not whole:
+    sigmas = [sigma for _, levels in parts for sigma, _ in levels]
+    if not sigmas and not whole:
         return 0.0
-    smallest = min([sigma for sigma, _ in levels] + list(whole))
-    event = composed_event(sample_rate, levels, whole)
+    smallest = min([*sigmas, *whole])
+    event = _composed(parts, whole)
     if accountant == "rdp" or delta < _SMALLEST_PLD_DELTA or smallest < _SMALLEST_PLD_MULTIPLIER:
         return _by_rdp(event, delta)
     rough = _by_rdp(event, delta, orders=_ROUGH_ORDERS)
     if rough > _LARGEST_PLD_EPSILON:
         return rough
     # Both bounds hold, so the smaller one does; RDP is the smaller one only at extremes, where the grid tells.
-    grid = _interval(rough, smallest) * (_COARSE if coarse or len(levels) > _MOST_FINE_LEVELS else 1)
+    grid = _interval(rough, smallest) * (_COARSE if coarse or len(sigmas) > _MOST_FINE_LEVELS else 1)
     return min(rough, _by_pld(event, delta, grid))
 
 

@@ -19,6 +19,11 @@ from tacit.privacy.validation import UserError
 
 FORMAT = "tacit-certificate/1"
 NEIGHBOURS = "add or remove one example"
+HELD_OUT = "accuracies are exact figures of held-out examples, which this guarantee does not protect"
+ONE_RUN = (
+    "only the releases of this run's ledger are counted: the initial weights are taken as public, and other runs on the same "
+    "examples add to what is spent"
+)
 
 _BESIDE = {
     WITHIN: "the noisy number of examples whose gradient was within the clipping norm",
@@ -53,16 +58,16 @@ def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
     levels, whole = released_levels(releases), whole_levels(entries)
     _check_filter(plan, levels)
     epsilon = plan.epsilon_after(levels, delta, whole=whole)
-    void, caveats = _caveats(entries, releases, plan, delta)
+    void, caveats = caveats_of(entries, delta)
     if not math.isfinite(epsilon):
         void.append("no epsilon holds: at least one release had (almost) no noise")
     models = [entry["sha256"] for entry in entries if entry["kind"] == "model"]
     content: dict[str, Any] = {
         "format": FORMAT,
-        "statement": _statement(_rounded_up(epsilon), delta, len(releases) + len(whole), void),
-        "epsilon": _rounded_up(epsilon),
+        "statement": statement_of(rounded_up(epsilon), delta, f"{len(releases) + len(whole)} releases", void),
+        "epsilon": rounded_up(epsilon),
         "delta": delta,
-        "epsilon_rdp": _rounded_up(plan.epsilon_after(levels, delta, whole=whole, accountant="rdp")),
+        "epsilon_rdp": rounded_up(plan.epsilon_after(levels, delta, whole=whole, accountant="rdp")),
         "accountant": _accountant(plan),
         "neighbouring_relation": NEIGHBOURS,
         "sampling": {"kind": "poisson", "sample_rate": plan.sample_rate},
@@ -93,6 +98,18 @@ def _check_filter(plan: PrivacyPlan, levels: Levels) -> None:
     noise = plan.noise
     if isinstance(noise, LossDriven) and not noise.within_budget(plan.sample_rate, levels):
         raise UserError("the ledger holds more releases than its filter allows; this ledger proves nothing")
+
+
+def is_filtered(entries: Sequence[Entry]) -> bool:
+    """Whether noise followed what was released, so that a filter's budget is claimed and not what happened to be used of it.
+
+    *Guarantee.* False for a run whose multipliers were fixed beforehand.
+
+    >>> from tacit.privacy import Ledger, PrivacyPlan
+    >>> is_filtered(Ledger.in_memory(PrivacyPlan(sample_rate=0.1, steps=10), delta=1e-5).entries)
+    False
+    """
+    return bool(entries[0]["plan"]["noise"]["kind"] == "loss-driven")
 
 
 def _accountant(plan: PrivacyPlan) -> str:
@@ -142,8 +159,8 @@ def verify(run_directory: str | os.PathLike[str]) -> dict[str, Any]:
     del expected["digest"]
     if _close(found.get("epsilon"), expected["epsilon"]):
         # The sentence names the epsilon of the certificate, in whose last digit two machines may differ.
-        count = expected["releases"] + len(whole_levels(entries))
-        expected["statement"] = _statement(found["epsilon"], expected["delta"], count, expected["void_because"])
+        count = f"{expected['releases'] + len(whole_levels(entries))} releases"
+        expected["statement"] = statement_of(found["epsilon"], expected["delta"], count, expected["void_because"])
     for key, value in expected.items():
         given = found.get(key)
         same = _close(given, value) if key in ("epsilon", "epsilon_rdp") else canonical(given) == canonical(value)
@@ -164,11 +181,18 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _caveats(
-    entries: Sequence[Entry], releases: Sequence[Entry], plan: PrivacyPlan, delta: float
-) -> tuple[list[str], list[str]]:
-    """What voids the certificate for release, and what its reader must know."""
-    facts = entries[0]["facts"]
+def caveats_of(entries: Sequence[Entry], delta: float) -> tuple[list[str], list[str]]:
+    """What voids a certificate of these entries, at this delta, for release, and what its reader must know.
+
+    *Guarantee.* Every reason that the ledger gives is among them, but that no epsilon holds, which the accountant finds.
+
+    >>> from tacit.privacy import Ledger, PrivacyPlan
+    >>> ledger = Ledger.in_memory(PrivacyPlan(sample_rate=0.1, steps=10), delta=1e-5, reproducible=True)
+    >>> caveats_of(ledger.entries, 1e-5)[0]
+    ['the noise came from a known seed: whoever knows it can subtract the noise']
+    """
+    facts, steps = entries[0]["facts"], PrivacyPlan.from_dict(entries[0]["plan"]).steps
+    releases = [entry for entry in entries if entry["kind"] == "release"]
     void, caveats = [], []
     if facts.get("reproducible") or any(entry.get("reproducible") for entry in entries):
         void.append("the noise came from a known seed: whoever knows it can subtract the noise")
@@ -188,22 +212,19 @@ def _caveats(
         "the number of training examples, the classes, the shape of an example and the hyper-parameters are taken as public; "
         "choosing them by looking at the training data is not accounted"
     )
-    caveats.append(
-        "only the releases of this run's ledger are counted: the initial weights are taken as public, and other runs on the same "
-        "examples add to what is spent"
-    )
+    caveats.append(ONE_RUN)
     caveats.append("that no layer mixes examples was tried on some of them, not proved")
     if facts.get("evaluated_on_held_out"):
-        caveats.append("accuracies are exact figures of held-out examples, which this guarantee does not protect")
+        caveats.append(HELD_OUT)
     resumed = sum(entry["kind"] == "resume" for entry in entries)
     if resumed:
         caveats.append(
             f"the run was resumed {resumed} time(s); releases lost to an interruption are counted all the same"
         )
-    if len(releases) < plan.steps:
+    if len(releases) < steps:
         caveats.append(
-            f"the run stopped after {len(releases)} of {plan.steps} planned releases; epsilon is that of "
-            + ("all that its filter would let through" if isinstance(plan.noise, LossDriven) else "those made")
+            f"the run stopped after {len(releases)} of {steps} planned releases; epsilon is that of "
+            + ("all that its filter would let through" if is_filtered(entries) else "those made")
         )
     caveats.append(
         "noise and sums are floating-point numbers; attacks on their last bits and on timing are out of scope"
@@ -211,18 +232,31 @@ def _caveats(
     return void, caveats
 
 
-def _statement(epsilon: float | None, delta: float, releases: int, void: Sequence[str]) -> str:
+def statement_of(epsilon: float | None, delta: float, releases: str, void: Sequence[str]) -> str:
+    """What is guaranteed, in a sentence: of `releases`, as in "3 releases"; an epsilon of None is infinity.
+
+    *Guarantee.* The sentence begins with every reason that voids it, or with there being no guarantee.
+
+    >>> statement_of(1.5, 1e-5, "3 releases", [])[:57]
+    'All 3 releases together, and whatever is computed from th'
+    """
     if epsilon is None:
         return "No differential privacy holds for this model: at least one release had (almost) no noise."
     condition = f"Not valid for release ({'; '.join(void)}). But for that: all" if void else "All"
     return (
-        f"{condition} {releases} releases together, and whatever is computed from them, are ({epsilon}, {delta:g})-"
+        f"{condition} {releases} together, and whatever is computed from them, are ({epsilon}, {delta:g})-"
         f"differentially private with respect to the training examples: {NEIGHBOURS}."
     )
 
 
-def _rounded_up(epsilon: float) -> float | None:
-    """Rounded up, so as never to claim less; None stands for infinity, which JSON does not have."""
+def rounded_up(epsilon: float) -> float | None:
+    """Rounded up to a millionth; None stands for infinity, which JSON does not have.
+
+    *Guarantee.* Never below what was computed.
+
+    >>> rounded_up(1.00000001), rounded_up(math.inf)
+    (1.000001, None)
+    """
     if not math.isfinite(epsilon):
         return None
     return math.ceil(epsilon * _UNITS) / _UNITS

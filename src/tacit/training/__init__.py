@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tacit.training.dice import DiceTrainer
+    from tacit.training.ensemble import Ensemble
     from tacit.training.evaluation import evaluate
     from tacit.training.interruption import Interrupted
     from tacit.training.recipe import Recipe
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "DiceTrainer": "dice",
+    "Ensemble": "ensemble",
     "Interrupted": "interruption",
     "PrivateTrainer": "trainer",
     "Recipe": "recipe",
@@ -21,7 +23,7 @@ _HOMES = {
     "train": "run",
 }
 
-__all__ = ["DiceTrainer", "Interrupted", "PrivateTrainer", "Recipe", "evaluate", "load_model", "train"]
+__all__ = ["DiceTrainer", "Ensemble", "Interrupted", "PrivateTrainer", "Recipe", "evaluate", "load_model", "train"]
 
 
 def __getattr__(name: str) -> Any:

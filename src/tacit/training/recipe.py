@@ -131,9 +131,19 @@ class WithOptions(Section):
 
 
 class OptimizerSection(WithOptions):
-    """Any optimizer of torch.optim by its class name; every other key is one of its arguments."""
+    """Any optimizer of torch.optim by its class name, or PrivateAdam or PrivateRMSprop; other keys are its arguments.
+
+    `layers` has factors of the learning rate, by patterns of parameters' names: `layers = { "stem.*" = 0.1, "head.*" = 2.0 }`.
+    """
 
     name: str = "SGD"
+    layers: dict[str, float] | None = None
+
+    @field_validator("layers")
+    @classmethod
+    def _factors(cls, value: dict[str, float] | None) -> dict[str, float] | None:
+        checked = {key: check_positive(f"the factor of {key!r}", factor) for key, factor in (value or {}).items()}
+        return checked or None
 
 
 class AugmentationSection(Section):

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import os
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,14 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from tacit.data import Dataset, Split, load
-from tacit.learning import Augmentation, activation_of, make_augmentation, make_averaging, make_loss
+from tacit.learning import (
+    PRIVATE_OPTIMIZERS,
+    Augmentation,
+    activation_of,
+    make_augmentation,
+    make_averaging,
+    make_loss,
+)
 from tacit.models import build
 from tacit.models.standardize import Standardize
 from tacit.privacy.plan import PrivacyPlan
@@ -175,19 +183,25 @@ def build_model(section: ModelSection, input_shape: tuple[int, ...], classes: in
 
 
 def build_optimizer(section: OptimizerSection, model: nn.Module) -> Optimizer:
-    """Any optimizer of torch.optim.
+    """Any optimizer of torch.optim or of `tacit.learning`, with the section's factors of the learning rate by layer.
 
     >>> type(build_optimizer(OptimizerSection(name="Adam", lr=0.001), nn.Linear(2, 2))).__name__
     'Adam'
+    >>> section = OptimizerSection(name="PrivateAdam", lr=0.5, layers={"bias": 2.0})
+    >>> [group["lr"] for group in build_optimizer(section, nn.Linear(2, 2)).param_groups]
+    [0.5, 1.0]
     """
     kinds = {
         name: kind
         for name, kind in vars(torch.optim).items()
         if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in ("Optimizer", "LBFGS", "SparseAdam")
-    }
-    check_choice("optimizer", section.name, kinds)
+    } | dict(PRIVATE_OPTIMIZERS)
+    kind = kinds[check_choice("optimizer", section.name, kinds)]
     options = section.model_extra or {}
-    optimizer: Optimizer = _made(kinds[section.name], section.name, "optimizer", options, model.parameters())
+    subject = model.parameters() if section.layers is None else _by_layer(model, section.layers)
+    optimizer: Optimizer = _made(kind, section.name, "optimizer", options, subject)
+    for group in optimizer.param_groups:
+        group["lr"] *= group.get("factor", 1.0)
     return optimizer
 
 
@@ -226,6 +240,10 @@ def build_learning_rate_schedule(
     for length in ("T_max", "total_iters", "total_steps"):
         if length in known:
             options.setdefault(length, plan.steps)
+    factors = [group.get("factor", 1.0) for group in optimizer.param_groups]
+    for rate in ("base_lr", "max_lr"):  # set by the schedule where others scale what is there
+        if isinstance(options.get(rate), int | float) and len(factors) > 1:
+            options[rate] = [options[rate] * factor for factor in factors]
     schedule: lr_scheduler.LRScheduler = _made(
         kinds[section.name], section.name, "learning_rate_schedule", options, optimizer
     )
@@ -263,6 +281,28 @@ def load_model(run_directory: str | os.PathLike[str], device: str = "cpu") -> tu
         raise UserError(f"{path} was not written by tacit: {error} is missing") from None
     load_weights(model, tensors, path)
     return model.to(pick_device(device)).eval(), facts
+
+
+def _by_layer(model: nn.Module, factors: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The model's parameters in groups: those that no pattern matches, then one group a pattern, with its factor."""
+    groups: dict[str | None, list[nn.Parameter]] = {None: [], **{pattern: [] for pattern in factors}}
+    names = []
+    for name, parameter in model.named_parameters():
+        found = [pattern for pattern in factors if fnmatchcase(name, pattern)]
+        if len(found) > 1:
+            raise UserError(
+                f"optimizer.layers: {found[0]!r} and {found[1]!r} both match {name!r}; let only one of them"
+            )
+        groups[found[0] if found else None].append(parameter)
+        names.append(name)
+    for pattern in factors:
+        if not groups[pattern]:
+            raise UserError(f"optimizer.layers: {pattern!r} matches no parameter (there are: {', '.join(names)})")
+    return [
+        {"params": members, "factor": 1.0 if pattern is None else factors[pattern]}
+        for pattern, members in groups.items()
+        if members
+    ]
 
 
 def _made(kind: Callable[..., Any], name: str, section: str, options: dict[str, Any], subject: Any) -> Any:

@@ -20,6 +20,7 @@ from tacit.gradients import ClippedGradient
 from tacit.learning.augmentation import Augmentation, Views
 from tacit.learning.averaging import AveragedWeights, Averaging
 from tacit.learning.losses import PerExampleLoss
+from tacit.learning.optimizers import LearnsNoise
 from tacit.learning.views import MeanOverViews
 from tacit.models.standardize import Standardize
 from tacit.privacy.beside import LOSS
@@ -48,7 +49,8 @@ _PROBED = 32  # examples on which the engine tries whether any layer mixes them
 class PrivateTrainer:
     """Trains a model on private gradients alone, by a plan, and certifies what that guarantees.
 
-    The optimizer is any of torch.optim over the model's parameters; the loss gives one value an example. With a `run_directory`,
+    The optimizer is any of torch.optim over the model's parameters, and is told the noise of each gradient if it asks
+    (`tacit.learning.LearnsNoise`); the loss gives one value an example. With a `run_directory`,
     the ledger, checkpoints, metrics and the certificate are kept there, and `resume=True` continues it. `seed` makes a run
     reproducible, for research: it voids the certificate for release. With an `averaging` of `tacit.learning`, what is measured
     and stored, and what the model holds when `fit` ends, is the average of the weights along the way. An `augmentation` gives
@@ -313,6 +315,15 @@ class PrivateTrainer:
         for name, parameter in self.model.named_parameters():
             gradient = private.gradients.get(name)
             parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
+        if isinstance(self.optimizer, LearnsNoise):
+            assert self.plan.expected_batch_size is not None  # the mechanism has divided by it
+            self.optimizer.learn_noise(
+                {
+                    parameter: private.noise_stds[name] / self.plan.expected_batch_size
+                    for name, parameter in self.model.named_parameters()
+                    if name in private.noise_stds
+                }
+            )
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self._average is not None:
