@@ -1,6 +1,7 @@
 """The papers' networks, a small one for digits, and what makes a model of your own fit for private training."""
 
 from tacit.gradients.standardized import WeightStandardizedConv2d
+from tacit.models.efficientnet import efficientnet_b0
 from tacit.models.networks import all_conv, cifar_cnn, linear, mnist_cnn, scatter_cnn, shallow_scatter_cnn, small_cnn
 from tacit.models.prior import PriorScale
 from tacit.models.registry import MODELS, build
@@ -19,6 +20,7 @@ __all__ = [
     "all_conv",
     "build",
     "cifar_cnn",
+    "efficientnet_b0",
     "linear",
     "mnist_cnn",
     "resnet",
