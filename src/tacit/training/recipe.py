@@ -19,7 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from tacit.privacy.clipping import Clipping, Flat, Grouped
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.schedules import Constant, NoiseSchedule, schedule_from_text
-from tacit.privacy.validation import UserError, check_delta, check_positive, nearest
+from tacit.privacy.validation import UserError, check_choice, check_delta, check_positive, nearest
 
 Value = bool | int | float | str | list[int] | list[float] | list[str]
 
@@ -56,6 +56,15 @@ class ModelSection(Section):
     # public numbers, for "standard": what an example's vector of means, and of mean squares, by channel, is clipped to, after
     # it was scaled as by "prior"
     normalization_bounds: list[float] | None = None
+    # weights to begin with, taken as public: a .safetensors file, or hf://owner/name/file.safetensors
+    pretrained: str | None = None
+    batch_norm: str | None = None  # of the pre-trained weights: "replace" it by GroupNorm (the default), or "fold" it
+    frozen: list[str] | None = None  # name patterns of the network's parameters that stay as they are
+
+    @field_validator("batch_norm")
+    @classmethod
+    def _known(cls, value: str | None) -> str | None:
+        return None if value is None else check_choice("model.batch_norm", value, ["replace", "fold"])
 
 
 class PrivacySection(Section):
@@ -164,6 +173,12 @@ class Recipe(Section):
     optimizer: OptimizerSection = OptimizerSection()
     learning_rate_schedule: LearningRateSection = LearningRateSection()
     averaging: AveragingSection = AveragingSection()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.model.batch_norm is not None and self.model.pretrained is None:
+            raise UserError("model.batch_norm is of model.pretrained; there is none")
+        return self
 
     @classmethod
     def load(cls, name: str | os.PathLike[str], changes: Iterable[str] = ()) -> Recipe:
