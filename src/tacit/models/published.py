@@ -1,6 +1,6 @@
 """What the modules of our networks are called in checkpoints that others have published.
 
-Read from the modules of torchvision's and timm's EfficientNet-B0; the shapes of all tensors are ours.
+Those of torchvision's and timm's EfficientNet-B0, whose tensors have the shapes of ours.
 """
 
 from __future__ import annotations
