@@ -18,12 +18,15 @@ def test_the_papers_networks_have_the_papers_number_of_parameters():
     assert counts == {"mnist-cnn": 26_010, "cifar-cnn": 550_570}
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("activation", ACTIVATIONS)
+DEEPEST = "efficientnet-b0"  # its 213 tensors take seconds each time: with one activation and two losses
+PAIRS = [(name, activation) for name in MODELS for activation in ACTIVATIONS if name != DEEPEST or activation == "silu"]
+
+
+@pytest.mark.parametrize(("name", "activation"), PAIRS)
 def test_every_network_trains_privately_with_every_activation(name, activation):
-    shape = (3, 8, 8) if name in ("resnet-20", "wrn-16-4") else (3, 32, 32)  # the deep ones take their time
+    shape = (3, 8, 8) if name in ("resnet-20", "wrn-16-4", DEEPEST) else (3, 32, 32)  # the deep ones take their time
     model = build(name, shape, 4, ACTIVATIONS[activation])
-    for loss in LOSSES:
+    for loss in LOSSES if name != DEEPEST else ("cross-entropy", "tailored"):
         if loss == "tailored" and name == "linear":
             continue  # it has no hidden layer
         gradient = ClippedGradient(model, loss=make_loss(loss), clipping=Flat(1.0))

@@ -1,10 +1,17 @@
-"""From a recipe to a model: any optimizer and learning-rate schedule of torch, wrong ones named."""
+"""From a recipe to a model: any optimizer and learning-rate schedule of torch, wrong ones named; pre-trained weights."""
+
+import hashlib
+import json
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import nn
+from typer.testing import CliRunner
 
-from tacit.privacy import PrivacyPlan, UserError
+from tacit.cli import app
+from tacit.models import efficientnet_b0, small_cnn
+from tacit.privacy import PrivacyPlan, UserError, verify
 from tacit.training.recipe import LearningRateSection, ModelSection, OptimizerSection, Recipe
 from tacit.training.run import (
     build_learning_rate_schedule,
@@ -12,6 +19,7 @@ from tacit.training.run import (
     build_optimizer,
     load_model,
     pick_device,
+    prepare_network,
     train,
 )
 
@@ -138,3 +146,103 @@ def test_a_model_of_another_network_is_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(UserError, match="damaged"):
         load_model(tmp_path / "run")
+
+
+def test_a_run_begins_with_pretrained_weights_and_needs_their_file_no_more(tmp_path):
+    weights, run = tmp_path / "weights.safetensors", tmp_path / "run"
+    start = small_cnn((1, 8, 8), 5).state_dict()  # of five classes, not ten
+    save_file(start, weights)
+    changes = [f"model.pretrained={weights}", 'model.frozen=["0.*"]', "privacy.epochs=2"]
+    arguments = ["train", "digits", *(word for change in changes for word in ("--set", change)), "--out", str(run)]
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    assert f"pre-trained weights of {weights}: 2 tensors of 4; fresh: 4.weight, 4.bias; not used" in done.output
+    certificate = verify(run)
+    assert certificate["valid_for_release"]
+    assert certificate["facts"]["pretrained"] == hashlib.sha256(weights.read_bytes()).hexdigest()
+    assert any("initial weights are taken as public" in line for line in certificate["caveats"])
+    finished = load_file(run / "model.safetensors")
+    assert torch.equal(finished["0.weight"], start["0.weight"])
+    assert torch.equal(finished["0.bias"], start["0.bias"])
+    assert finished["4.weight"].shape == (10, 256)
+
+    content = weights.read_bytes()
+    weights.unlink()
+    model, facts = load_model(run)
+    assert "pretrained" not in facts["model"], "what is handed on does not say where files lie on a machine"
+    assert torch.equal(model[4].weight, finished["4.weight"])
+    evaluated = CliRunner().invoke(app, ["evaluate", str(run), "--json"])
+    assert json.loads(evaluated.output)["test_accuracy"] > 0.5
+    with pytest.raises(UserError, match=r"there is no file .*weights.safetensors"):
+        train(Recipe.load(run / "recipe.toml"), run, resume=True)
+    save_file({name: tensor + 1 for name, tensor in start.items()}, weights)
+    with pytest.raises(UserError, match=r"other data, features or pre-trained weights; start a new one"):
+        train(Recipe.load(run / "recipe.toml"), run, resume=True)
+    weights.write_bytes(content)
+    assert train(Recipe.load(run / "recipe.toml"), run, resume=True).pretrained.loaded == ("0.weight", "0.bias")
+
+
+def test_weights_that_are_not_frozen_are_trained_on(tmp_path):
+    start = small_cnn((1, 8, 8), 10).state_dict()
+    save_file(start, tmp_path / "weights.safetensors")
+    recipe = Recipe.load("digits", [f"model.pretrained={tmp_path / 'weights.safetensors'}", "privacy.epochs=0.3"])
+    run = train(recipe, tmp_path / "run")
+    assert run.pretrained.fresh == ()
+    finished = load_file(tmp_path / "run" / "model.safetensors")
+    for name, tensor in start.items():
+        moved = float((finished[name] - tensor).abs().max())
+        assert 0 < moved < 1, "two steps away from where it began"
+
+
+def test_a_folded_network_is_stored_without_normalisation_and_loaded_again(tmp_path):
+    torch.manual_seed(0)
+    start = efficientnet_b0((1, 8, 8), 10).state_dict()
+    for name in [name for name in start if name.endswith("norm.weight")]:
+        norm = name.removesuffix(".weight")
+        start |= {
+            f"{norm}.running_mean": torch.zeros(len(start[name])),
+            f"{norm}.running_var": torch.ones(len(start[name])),
+        }
+    save_file(start, tmp_path / "weights.safetensors")
+    changes = [
+        "model.name=efficientnet-b0",
+        f"model.pretrained={tmp_path / 'weights.safetensors'}",
+        "model.batch_norm=fold",
+    ]
+    small = ["model.frozen=['stem.*', 'stages.*']", "privacy.batch_size=4", "privacy.epochs=0.005"]
+    train(Recipe.load("digits", [*changes, *small, "model.activation=silu"]), tmp_path / "run")
+    (tmp_path / "weights.safetensors").unlink()
+    model, _ = load_model(tmp_path / "run")
+    assert not any(isinstance(module, nn.GroupNorm) for module in model.modules())
+    scale = 1 / (1 + 1e-5) ** 0.5
+    torch.testing.assert_close(model.stem.conv.weight, start["stem.conv.weight"] * scale)
+
+
+@pytest.mark.parametrize(("normalization", "place"), [("group", "1"), ("prior", "1"), ("standard", "1.1")])
+def test_pretrained_weights_are_for_the_network_that_comes_after_the_features(normalization, place, tmp_path):
+    options = {"name": "linear", "features": "scattering", "normalization": normalization}
+    section = ModelSection(**options, pretrained=str(tmp_path / "weights.safetensors"), frozen=["1.bias"])
+    model = build_model(section, (1, 16, 16), 3)
+    save_file({"1.weight": torch.ones(3, 81 * 16), "1.bias": torch.ones(3)}, section.pretrained)
+    assert prepare_network(section, model).fresh == ()
+    network = model.get_submodule(place)
+    assert torch.equal(network[1].weight, torch.ones(3, 81 * 16))
+    assert [p.requires_grad for p in network.parameters()] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        (["model.pretrained=nowhere.safetensors"], "there is no file nowhere.safetensors"),
+        (["model.pretrained=weights.pth"], "is a pickle"),
+        (["model.batch_norm=fold"], "model.batch_norm is of model.pretrained; there is none"),
+        (["model.pretrained=a.safetensors", "model.batch_norm=folt"], "did you mean 'fold'"),
+        (['model.frozen=["conv*"]'], r"no parameter has a name like 'conv\*'"),
+        (['model.frozen=["*"]'], "leave nothing to train"),
+        (["model.frozen=conv"], "model.frozen: input should be a valid list"),
+    ],
+)
+def test_wrong_pretrained_weights_are_told_before_anything_is_made(changes, says, tmp_path):
+    with pytest.raises(UserError, match=says):
+        train(Recipe.load("digits", changes), tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from torch import nn
 
+from tacit.models.efficientnet import efficientnet_b0
 from tacit.models.networks import (
     Activation,
     all_conv,
@@ -29,6 +30,7 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "small-cnn": small_cnn,
     "resnet-20": resnet,
     "wrn-16-4": wide_resnet,
+    "efficientnet-b0": efficientnet_b0,
     "linear": linear,
     "perceptron": perceptron,
 }

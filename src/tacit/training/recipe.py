@@ -57,6 +57,15 @@ class ModelSection(Section):
     # public numbers, for "standard": what an example's vector of means, and of mean squares, by channel, is clipped to, after
     # it was scaled as by "prior"
     normalization_bounds: list[float] | None = None
+    # weights to begin with, taken as public: a .safetensors file, or hf://owner/name/file.safetensors
+    pretrained: str | None = None
+    batch_norm: str | None = None  # of the pre-trained weights: "replace" it by GroupNorm (the default), or "fold" it
+    frozen: list[str] | None = None  # name patterns of the network's parameters that stay as they are
+
+    @field_validator("batch_norm")
+    @classmethod
+    def _known(cls, value: str | None) -> str | None:
+        return None if value is None else check_choice("model.batch_norm", value, ["replace", "fold"])
 
 
 class PrivacySection(Section):
@@ -197,6 +206,12 @@ class Recipe(Section):
     learning_rate_schedule: LearningRateSection = LearningRateSection()
     averaging: AveragingSection = AveragingSection()
     augmentation: AugmentationSection = AugmentationSection()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.model.batch_norm is not None and self.model.pretrained is None:
+            raise UserError("model.batch_norm is of model.pretrained; there is none")
+        return self
 
     @classmethod
     def load(cls, name: str | os.PathLike[str], changes: Iterable[str] = ()) -> Recipe:

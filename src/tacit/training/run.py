@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import os
 import secrets
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -24,7 +25,8 @@ from tacit.learning import (
     make_averaging,
     make_loss,
 )
-from tacit.models import build
+from tacit.models import Pretrained, build, freeze, load_pretrained
+from tacit.models.folding import fold_norms
 from tacit.models.standardize import Standardize
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError, check_choice, nearest
@@ -39,12 +41,13 @@ _MODEL_FORMAT = "tacit-model/1"
 
 @dataclass(frozen=True)
 class FinishedRun:
-    """What a run ended with: its plan, its certificate and its figures, one row an epoch."""
+    """What a run ended with: its plan, its certificate, its figures, one row an epoch, and what it began with."""
 
     directory: Path
     plan: PrivacyPlan
     certificate: dict[str, Any]
     metrics: list[dict[str, Any]]
+    pretrained: Pretrained | None = None
 
 
 def train(
@@ -76,11 +79,16 @@ def train(
     torch.manual_seed(secrets.randbits(63) if recipe.seed is None else recipe.seed)
     whole = build_model(recipe.model, raw.input_shape, len(raw.classes))
     model = whole
+    pretrained = prepare_network(recipe.model, whole)
     facts: dict[str, Any] = {"data": raw.name, "model": recipe.model.name}
     if recipe.model.features is not None and recipe.augmentation.names:
         raise UserError(
             "features are computed once, so there is nothing to augment; leave [augmentation] or model.features out"
         )
+    if pretrained is not None:
+        facts["pretrained"] = pretrained.sha256  # a run does not go on with others
+        if progress:
+            print(pretrained, file=sys.stderr)
     if recipe.model.features is not None:  # only what comes after the features is trained, on features computed once
         assert isinstance(whole, nn.Sequential)
         split, model = with_features(split, whole[0], progress=progress), whole[1]
@@ -121,7 +129,7 @@ def train(
             progress=progress,
             export=lambda path: save_model(path, whole, recipe.model, raw),
         )
-        return FinishedRun(directory.path, plan, trainer.certificate(), read_metrics(directory.metrics))
+        return FinishedRun(directory.path, plan, trainer.certificate(), read_metrics(directory.metrics), pretrained)
     finally:
         trainer.close()
 
@@ -162,24 +170,49 @@ def pick_device(name: str) -> torch.device:
 
 
 def build_model(section: ModelSection, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The recipe's network for examples of this shape.
+    """The recipe's network for examples of this shape, not trained: no file is read for it.
 
     >>> build_model(ModelSection(name="linear"), (5,), 2)[1]
     Linear(in_features=5, out_features=2, bias=True)
     """
-    activation = activation_of(section.activation)
     if section.features is None:
         if section.normalization is not None or section.normalization_bounds is not None:
             raise UserError("model.normalization and its bounds are of model.features; there are none")
-        return build(section.name, input_shape, classes, activation)
+        return _network(section, input_shape, classes)
     normalization = section.normalization or "group"
     if section.normalization_bounds is not None and normalization != "standard":
         raise UserError('model.normalization_bounds is of model.normalization = "standard"')
     features, shape = feature_map(section.features, normalization, input_shape)
-    network = build(section.name, shape, classes, activation)
+    network = _network(section, shape, classes)
     if normalization == "standard":
         network = nn.Sequential(Standardize(shape[0], section.normalization_bounds), network)
     return nn.Sequential(features, network)
+
+
+def _network(section: ModelSection, shape: tuple[int, ...], classes: int) -> nn.Module:
+    network = build(section.name, shape, classes, activation_of(section.activation))
+    if section.batch_norm == "fold":
+        fold_norms(network)
+    return network
+
+
+def prepare_network(section: ModelSection, model: nn.Module) -> Pretrained | None:
+    """Give the network of a model, which comes after its features, the recipe's pre-trained weights, and freeze what it freezes.
+
+    >>> model = build_model(ModelSection(name="small-cnn"), (1, 8, 8), 2)
+    >>> prepare_network(ModelSection(name="small-cnn", frozen=["0.*"]), model)
+    >>> [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    ['4.weight', '4.bias']
+    """
+    network = model
+    if section.features is not None:
+        network = model.get_submodule("1.1" if section.normalization == "standard" else "1")
+    pretrained = None
+    if section.pretrained is not None:
+        pretrained = load_pretrained(network, section.pretrained, batch_norm=section.batch_norm or "replace")
+    if section.frozen is not None:
+        freeze(network, section.frozen)
+    return pretrained
 
 
 def build_optimizer(section: OptimizerSection, model: nn.Module) -> Optimizer:
@@ -254,7 +287,7 @@ def save_model(path: Path, model: nn.Module, section: ModelSection, data: Datase
     """The weights, with all that is needed to use them: network, shape, classes and the constants of normalisation."""
     facts = {
         "format": _MODEL_FORMAT,
-        "model": section.model_dump(),
+        "model": section.model_dump(exclude={"pretrained", "frozen"}),  # which only training needs
         "input_shape": list(data.input_shape),
         "classes": list(data.classes),
         "mean": list(data.mean),
