@@ -115,3 +115,43 @@ def test_what_needs_no_torch_does_not_import_it(tacit, finished):
             "assert 'torch' not in sys.modules, 'torch'"
         )
         subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
+
+
+PAPER = ("account", "-s", 2.8, "-q", "4096/50000", "--steps", 600, "--accountant", "rdp")
+
+
+def test_forty_groups_with_noise_of_their_own_cost_what_they_cost():
+    """The settings of the paper on private optimizers, which it calls epsilon 3."""
+    flat, grouped = answer(*PAPER), answer(*PAPER, "--groups", 40)
+    assert flat["epsilon"] == pytest.approx(3.455, abs=1e-3)
+    assert grouped["epsilon"] == pytest.approx(166.34, abs=0.01)
+    assert grouped["epsilon_if_it_were_flat"] == pytest.approx(flat["epsilon"])
+    assert grouped["noise_multiplier"] == pytest.approx(2.8 / 40**0.5)
+    assert "epsilon_if_it_were_flat" not in flat
+    assert answer(*PAPER, "--groups", 40, "--per-layer")["epsilon"] > 1000 * grouped["epsilon"]
+    words = run(*PAPER, "--groups", 40).stdout
+    assert "epsilon 166.34" in words
+    assert "it would be 3.4554" in words
+
+
+def test_groups_may_have_norms_and_noise_of_their_own():
+    shared = ("-q", 0.01, "--steps", 100)
+    given = answer("account", "--clipping-norms", "3,4", "--noise-stds", "10,10", *shared)
+    assert given["epsilon"] == answer("account", "-s", 2, *shared)["epsilon"]
+    assert answer("account", "-s", 2, "--groups", 1, *shared)["epsilon"] == given["epsilon"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("-s", 1, "--per-layer"), "say how many with --groups"),
+        (("-s", 1, "--groups", 3, "--clipping-norms", "1,2"), "must agree"),
+        (("-s", 1, "--groups", 0), "--groups must be a whole number of at least 1"),
+        (("-s", 1, "--clipping-norms", "1,x"), "numbers with commas between them"),
+        (("-s", 1, "--clipping-norms", "1,-2"), "above 0"),
+        (("-s", 1, "--noise-stds", "1,2"), "leave --noise-multiplier"),
+    ],
+)
+def test_groups_that_do_not_fit_are_told(options, message):
+    with pytest.raises(UserError, match=message):
+        run("account", *options, "-q", 0.1, "--steps", 10)

@@ -55,18 +55,26 @@ def test_every_variant_of_every_study_is_a_recipe_that_can_be_built():
     for study in STUDIES.values():
         for variant in study.variants:
             recipe = variant.recipe(seed=0)
-            build_model(recipe.model, shapes[recipe.data.source], 10)
+            model = build_model(recipe.model, shapes[recipe.data.source], 10)
             make_loss(recipe.loss.name, **(recipe.loss.model_extra or {}))
-            plan = recipe.plan(50_000 if recipe.data.source == "cifar10" else 60_000)
-            assert plan.epsilon(1e-5) < 3 or variant.name.endswith("not-private")
+            sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+            plan = recipe.plan(50_000 if recipe.data.source == "cifar10" else 60_000, sizes)
+            epsilon = plan.epsilon(1e-5)
+            if variant.claimed is not None:
+                assert epsilon > 10 * variant.claimed
+            else:
+                assert epsilon <= 3 or variant.name.endswith("not-private")
 
 
 def test_what_is_drawn_together_differs_in_model_or_loss_alone_and_so_shares_its_epsilon():
     for study in STUDIES.values():
         for name in study.curves:
             values = [study.variant(member).values for member in study.curves[name]]
+            if all("epsilon" in other["privacy"] for other in values):
+                assert len({other["privacy"]["epsilon"] for other in values}) == 1
+                continue
             for section in ("data", "privacy", "optimizer"):
-                assert all(other[section] == values[0][section] for other in values)
+                assert all(other[section] == values[0][section] for other in values) or name == "literal"
 
 
 def test_every_run_has_a_file_of_its_own():
@@ -345,3 +353,36 @@ def test_the_command_lists_and_refuses(monkeypatch):
     ]:
         with pytest.raises(UserError, match=words):
             runner.invoke(app, arguments, catch_exceptions=False)
+
+
+def test_paper_cs_settings_are_those_of_its_text():
+    study = STUDIES["private-optimizers"]
+    values = study.variant("resnet20/rmsprop").values
+    assert values["privacy"] == {
+        "epsilon": 3.0, "delta": 1e-5, "batch_size": 4096, "epochs": 50, "clipping_norm": 1.0, "groups": 40
+    }  # fmt: skip
+    assert values["optimizer"] == {"name": "RMSprop", "lr": 8e-4, "momentum": 0.9, "weight_decay": 1e-4}
+    assert values["learning_rate_schedule"]["eta_min"] == 9e-5
+    assert values["averaging"]["decay"] == 0.95
+    rungs = [study.variant(name).values for name in study.curves["ladder"]]
+    assert [rung["privacy"]["batch_size"] for rung in rungs] == [256, 256, 256, 512, 1024, 1024]
+    assert [rung["model"]["name"] for rung in rungs] == ["resnet-20-plain", "resnet-20-norm"] + ["resnet-20"] * 4
+
+
+def test_the_literal_variants_have_the_noise_that_the_paper_adds():
+    """2.8 times each group's norm: by the plan's own standard deviations, not by what the study computed."""
+    study = STUDIES["private-optimizers"]
+    sizes = {f"layer{j}.weight": 10 for j in range(40)}
+    for name, divisors in (("literal/grouped", [1] * 40), ("literal/grouped-per-layer", range(1, 41))):
+        plan = study.variant(name).recipe(seed=0).plan(50_000, sizes)
+        stds = plan.clipping.noise_stds(plan.noise_multiplier(0))
+        assert list(stds) == pytest.approx([2.8 / divisor for divisor in divisors])
+        assert plan.epsilon(1e-5, accountant="rdp") > 160
+
+
+def test_a_claimed_epsilon_stands_beside_the_one_that_holds():
+    study = Study("toy", "A Paper", [Variant("digits/literal", BASE, claimed=3.0), Variant("digits/honest", BASE)])
+    table = rows(study, [result("digits/literal", 0, 0.9), result("digits/honest", 0, 0.8)])
+    assert [(row["epsilon claimed"], row["epsilon"]) for row in table] == [("3", "1.50"), ("", "1.50")]
+    assert "epsilon claimed" in markdown(study, [result("digits/literal", 0, 0.9)])
+    assert "epsilon claimed" not in rows(TOY, [result("digits/tanh", 0, 0.9)])[0]

@@ -41,6 +41,18 @@ def steps_of(steps: int | None, epochs: float | None, sample_rate: float) -> int
     return max(1, round(check_positive("epochs", epochs) / sample_rate))
 
 
+def numbers_of(option: str, text: str) -> list[float]:
+    """Numbers with commas between them.
+
+    >>> numbers_of("--clipping-norms", "1, 0.5")
+    [1.0, 0.5]
+    """
+    try:
+        return [float(number) for number in text.split(",")]
+    except ValueError:
+        raise UserError(f"{option} must be numbers with commas between them, such as 1,0.5, not {text!r}") from None
+
+
 def schedule_of(noise_multiplier: float | None, schedule: str | None) -> NoiseSchedule:
     """The noise schedule, given as one multiplier or as KIND:FROM:TO.
 

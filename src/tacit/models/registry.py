@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from torch import nn
 
@@ -29,6 +30,8 @@ MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "shallow-scatter-cnn": shallow_scatter_cnn,
     "small-cnn": small_cnn,
     "resnet-20": resnet,
+    "resnet-20-plain": partial(resnet, groups=None, standardized=False),
+    "resnet-20-norm": partial(resnet, standardized=False),
     "wrn-16-4": wide_resnet,
     "efficientnet-b0": efficientnet_b0,
     "linear": linear,

@@ -188,7 +188,7 @@ def _gradients(title: str, rows: Mapping[str, Any], norms: Mapping[str, Any], st
     grid[1][2].set(xlabel="epoch", ylabel="deviation of the classes' accuracies")
     for axes in grid.flat:
         axes.grid(alpha=0.3)
-    grid[0][0].legend(fontsize=8)
+    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower center", ncols=3, fontsize=8)
     figure.suptitle(title)
     return _saved(figure, stem)
 

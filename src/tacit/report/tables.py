@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tacit.studies.statistics import Verdict, compared
-from tacit.studies.study import Comparison, Study
+from tacit.studies.study import Comparison, Study, Variant
 
 Results = Sequence[Mapping[str, Any]]
 _EPSILONS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
@@ -36,7 +36,8 @@ def accuracies(runs: Results) -> list[float]:
 
 
 def rows(study: Study, results: Results) -> list[dict[str, str]]:
-    """One row a variant that was run: min, median, max of the final accuracies, the epsilons, and what the paper printed.
+    """One row a variant that was run: min, median, max and median absolute deviation (MAD) of the final accuracies, the epsilons,
+    and what the paper printed.
 
     Where we had not spent more than the paper's epsilon before the end, the last column is the median then.
     """
@@ -54,8 +55,10 @@ def rows(study: Study, results: Results) -> list[dict[str, str]]:
                 "min": f"{min(values):.2%}",
                 "median": f"{st.median(values):.2%}",
                 "max": f"{max(values):.2%}",
+                "MAD": f"{st.median(abs(value - st.median(values)) for value in values):.2%}",
                 "runs": str(len(values)),
                 "epochs": f"{runs[-1]['recipe']['privacy']['epochs']:g}",
+                **({"epsilon claimed": _claimed(variant)} if any(v.claimed for v in study.variants) else {}),
                 "epsilon": _epsilon([run["epsilon"] for run in runs]),
                 "by RDP": _epsilon([run["epsilon_rdp"] for run in runs]),
                 "paper": "" if printed is None else f"{printed.accuracy:g} at {printed.epsilon:g} ({printed.what})",
@@ -63,6 +66,10 @@ def rows(study: Study, results: Results) -> list[dict[str, str]]:
             }
         )
     return found
+
+
+def _claimed(variant: Variant) -> str:
+    return "" if variant.claimed is None else f"{variant.claimed:g}"
 
 
 def for_screen(row: Mapping[str, str]) -> dict[str, str]:
@@ -75,7 +82,7 @@ def for_screen(row: Mapping[str, str]) -> dict[str, str]:
     found = {"variant": row["variant"], "accuracy": row["median"]}
     if row["runs"] != "1":
         found["accuracy"] = f"{row['min']} {row['median']} {row['max']}"
-    found["epsilon"] = row["epsilon"]
+    found["epsilon"] = row["epsilon"] + (f" (claimed: {row['epsilon claimed']})" if row.get("epsilon claimed") else "")
     found["paper"] = row["paper"] and f"{row['paper']}; ours then {row['ours at that epsilon']}"
     return found
 

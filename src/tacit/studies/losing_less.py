@@ -58,7 +58,9 @@ def _variants(group: str) -> list[Variant]:
 
     def variant(name: str, many: bool = False, diagnostics: int = 0, **sections: dict[str, Any]) -> Variant:
         values = merged(base, **sections)
-        return Variant(f"{group}/{name}", values, seeds if many else 1, _PRINTED.get((group, name)), diagnostics)
+        return Variant(
+            f"{group}/{name}", values, seeds if many else 1, _PRINTED.get((group, name)), diagnostics=diagnostics
+        )
 
     found = [
         variant("ce-relu", many=True, model={"activation": "relu"}),

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tacit.privacy.accounting import epsilon_of
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError
 from tacit.studies.study import Study, Variant
@@ -120,9 +119,8 @@ def run_task(
     if directory.exists() and not _continues(directory, recipe):
         _put_aside(directory)
     run = train(recipe, directory, resume=directory.exists(), progress=progress)
-    if (
-        not run.metrics or run.metrics[-1]["step"] != run.plan.steps
-    ):  # killed after its last step, before it was measured
+    # killed after its last step, before it was measured
+    if not run.metrics or run.metrics[-1]["step"] != run.certificate["releases"]:
         _put_aside(directory)
         run = train(recipe, directory, progress=progress)
     certificate = run.certificate
@@ -185,7 +183,7 @@ def curve_of(plan: PrivacyPlan, delta: float, metrics: Sequence[Mapping[str, Any
     found = []
     for row in metrics:
         levels = Counter(plan.noise_multiplier(step) for step in range(row["step"]))
-        epsilon = epsilon_of(plan.sample_rate, sorted(levels.items()), delta, whole=plan.whole_releases, coarse=True)
+        epsilon = plan.epsilon_after(sorted(levels.items()), delta, whole=plan.whole_releases, coarse=True)
         point = {key: row[key] for key in ("epoch", "step", "test_accuracy") if key in row}
         found.append({**point, "epsilon": round(epsilon, 4) if math.isfinite(epsilon) else None})
     return found

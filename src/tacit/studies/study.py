@@ -26,7 +26,8 @@ class Printed:
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to train: recipe values by section, how many seeds it is worth, and what the paper prints for it.
+    """One way to train: recipe values by section, how many seeds it is worth, what the paper prints for it, and what epsilon it
+    claims where another one holds.
 
     >>> variant = Variant("digits/plain", {"privacy": {"epsilon": 3.0, "batch_size": 256}}, seeds=2)
     >>> variant.recipe(seed=1).seed, variant.group
@@ -37,6 +38,7 @@ class Variant:
     values: Mapping[str, Mapping[str, Any]]
     seeds: int = 1
     printed: Printed | None = None
+    claimed: float | None = None  # the epsilon that the paper claims for these very settings, if another one holds
     diagnostics: int = 0  # training examples that are looked into after every epoch, for the figures
 
     @property
