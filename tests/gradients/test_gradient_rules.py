@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tacit.gradients import ClippedGradient, kernels, reference
 from tacit.gradients.standardized import WeightStandardizedConv2d
-from tacit.privacy.clipping import Flat, Grouped, clip_factors
+from tacit.privacy.clipping import Adaptive, Automatic, Clipping, Flat, Grouped, clip_factors
 from tacit.privacy.mechanism import ClippedSum
 
 ENGINES = ["rules", "ghost", "instantiate", "vmap", "loop"]
@@ -50,10 +50,10 @@ def linears(draw: Callable) -> Case:
 
 
 @st.composite
-def convolutions(draw: Callable, dimensions: int | None = None, plain: bool = False) -> Case:
+def convolutions(draw: Callable, dimensions: int | None = None, plain: bool = False, depthwise: bool = False) -> Case:
     dims = dimensions or draw(st.integers(1, 3))
-    groups = 1 if plain else draw(st.sampled_from([1, 1, 2, 3]))
-    channels, outputs = groups * draw(st.integers(1, 3)), groups * draw(st.integers(1, 3))
+    groups = 1 if plain else draw(st.integers(1, 6)) if depthwise else draw(st.sampled_from([1, 1, 2, 3]))
+    channels, outputs = (groups * (1 if depthwise else draw(st.integers(1, 3))) for _ in range(2))
 
     def each(low: int, high: int) -> tuple[int, ...]:
         return tuple(draw(st.integers(low, high)) for _ in range(dims))
@@ -136,6 +136,7 @@ CASES = {
     "linear": linears(),
     "conv": convolutions(),
     "conv2d plain": convolutions(2, plain=True),
+    "conv2d depthwise": convolutions(2, depthwise=True),
     "conv2d standardized": standardized_convolutions(),
     "layer norm": layer_norms(),
     "channel norm": channel_norms(),
@@ -144,10 +145,22 @@ CASES = {
 }
 
 
-def clipping_of(kind: str, model: nn.Module, bound: float) -> Flat | Grouped:
-    names = [name for name, _ in model.named_parameters()]
+KINDS = ["flat", "grouped", "grouped, noise shape", "balanced", "automatic", "automatic in groups", "adaptive"]
+
+
+def clipping_of(kind: str, model: nn.Module, bound: float) -> Clipping:
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters()}
+    names = list(sizes)
+    if kind == "adaptive":
+        return Adaptive(bound)
+    if kind == "automatic" or (kind == "automatic in groups" and len(names) == 1):
+        return Automatic(Flat(bound))
     if kind == "flat" or len(names) == 1:
         return Flat(bound)
+    if kind == "balanced":
+        return Grouped.balanced(sizes, groups=2, clipping_norm=bound).allocated("dimension", sizes)
+    if kind == "automatic in groups":
+        return Automatic(Grouped.balanced(sizes, groups=2, clipping_norm=bound), stability=0.1)
     shape = (1.0, 3.0) if kind == "grouped, noise shape" else None
     return Grouped(((names[0],), tuple(names[1:])), (bound, 0.5 * bound), noise_shape=shape)
 
@@ -156,9 +169,14 @@ def relative_error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).abs().max() / expected.abs().max().clamp(min=1e-30)) if expected.numel() else 0.0
 
 
+def scale_of(expected: ClippedSum) -> float:
+    """How long the longest clipped gradient is."""
+    return float((expected.norms * clip_factors(expected.norms, expected.clipping)).max())
+
+
 def assert_same(found: ClippedSum, expected: ClippedSum, tolerance: float) -> None:
     assert found.gradients.keys() == expected.gradients.keys()
-    scale = float(torch.minimum(expected.norms, torch.tensor(expected.clipping.clipping_norms)).max())
+    scale = scale_of(expected)
     for name, gradient in expected.gradients.items():
         assert found.gradients[name].dtype == gradient.dtype
         error = float((found.gradients[name] - gradient).abs().max())
@@ -225,7 +243,7 @@ def test_every_rule_agrees_with_the_reference(layer: str, engine: str, data: st.
     # torch 2.13 crashes in GroupNorm's own backward when an input that needs no gradient has its channels last.
     if inputs.dim() == 4 and layer != "channel norm" and data.draw(st.booleans()):
         model, inputs = (thing.to(memory_format=torch.channels_last) for thing in (model, inputs))
-    kind = data.draw(st.sampled_from(["flat", "grouped", "grouped, noise shape"]))
+    kind = data.draw(st.sampled_from(KINDS))
     norms = reference.clipped_sum(model, loss, Flat(1.0), inputs, targets).norms
     bound = max(float(norms.median()), 1e-3)  # clips about half of the examples
     clipping = clipping_of(kind, model, bound)
@@ -240,7 +258,7 @@ def test_every_rule_agrees_with_the_reference(layer: str, engine: str, data: st.
         assert (found.norms >= expected.norms * (1 - 1e-4)).all(), "a norm is never too small"
         assert (found.norms.square() <= expected.norms.square() * (1 + 2e-4) + allowed).all()
         added = added_by_hand(model, inputs, targets, found)
-        scale = float(torch.minimum(expected.norms, torch.tensor(clipping.clipping_norms)).max())
+        scale = scale_of(expected)
         for name, gradient in added.items():
             assert float((found.gradients[name] - gradient).abs().max()) <= 1e-4 * scale
         if (allowed > 1e-5 * expected.norms.square()).any():
@@ -276,9 +294,7 @@ def test_adding_one_example_moves_the_sum_by_at_most_its_sensitivity(
     layer: str, engine: str, data: st.DataObject
 ) -> None:
     model, inputs, targets = prepared(data.draw(CASES[layer]), data.draw(st.integers(0, 1000)), torch.float32)
-    clipping = clipping_of(
-        data.draw(st.sampled_from(["flat", "grouped"])), model, data.draw(st.sampled_from([1e-2, 1.0, 10.0]))
-    )
+    clipping = clipping_of(data.draw(st.sampled_from(KINDS)), model, data.draw(st.sampled_from([1e-2, 1.0, 10.0])))
     grad = ClippedGradient(model, loss=loss, clipping=clipping, engine=engine)
     with_it, without = grad(inputs, 100 * targets), grad(inputs[1:], 100 * targets[1:])
     groups = clipping.group_of(list(with_it.gradients))

@@ -76,6 +76,8 @@ def _per_example(module: Conv, inputs: Tensor, g: Tensor) -> Tensor:
     x = padded(module, inputs)
     if isinstance(module, nn.Conv2d) and _is_plain(module):
         return _row_products(module, x, g)
+    if isinstance(module, nn.Conv2d) and module.groups == module.in_channels == module.out_channels:
+        return _by_offset(module, x, g)
     found = _by_group(module, g) @ windows(module, x)
     channels, kernel = module.weight.shape[1], module.kernel_size
     if channels_last(module, x):
@@ -139,6 +141,20 @@ def _row_products(module: Conv, x: Tensor, g: Tensor) -> Tensor:
     if channels_last:
         return found.view(*found.shape[:3], kernel_columns, channels).permute(1, 2, 4, 0, 3)
     return found.view(*found.shape[:3], channels, kernel_columns).permute(1, 2, 3, 0, 4)
+
+
+def _by_offset(module: nn.Conv2d, x: Tensor, g: Tensor) -> Tensor:
+    """Per-example weight gradients of a convolution that takes every channel by itself: at each place of the kernel, products of
+    output gradients and the pixels there, added up over the positions. Windows would hold every pixel as often as the kernel is
+    large, for one multiplication each."""
+    (rows, columns), (down, along), (tall, wide) = g.shape[2:], module.stride, module.dilation
+    found = g.new_empty(len(g), module.out_channels, 1, *module.kernel_size)
+    for i in range(module.kernel_size[0]):
+        strip = x[:, :, i * tall : i * tall + (rows - 1) * down + 1 : down]
+        for j in range(module.kernel_size[1]):
+            pixels = strip[:, :, :, j * wide : j * wide + (columns - 1) * along + 1 : along]
+            found[:, :, 0, i, j] = (g * pixels).sum(dim=(2, 3))
+    return found
 
 
 def _gram_of_windows(module: Conv, x: Tensor, g: Tensor) -> Tensor:
