@@ -12,16 +12,9 @@ from typer.testing import CliRunner
 from tacit.cli import app
 from tacit.models import efficientnet_b0, small_cnn
 from tacit.privacy import PrivacyPlan, UserError, verify
+from tacit.training.building import build_learning_rate_schedule, build_model, build_optimizer, prepare_network
 from tacit.training.recipe import LearningRateSection, ModelSection, OptimizerSection, Recipe
-from tacit.training.run import (
-    build_learning_rate_schedule,
-    build_model,
-    build_optimizer,
-    load_model,
-    pick_device,
-    prepare_network,
-    train,
-)
+from tacit.training.run import load_model, pick_device, train
 
 PLAN = PrivacyPlan(sample_rate=0.1, steps=30)
 OPTIMIZERS = ["Adadelta", "Adagrad", "Adam", "Adamax", "AdamW", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD"]
@@ -246,3 +239,81 @@ def test_wrong_pretrained_weights_are_told_before_anything_is_made(changes, says
     with pytest.raises(UserError, match=says):
         train(Recipe.load("digits", changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+QUICK = ["privacy.epochs=2", "seed=0"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "clipping"),
+    [
+        (["privacy.clipping=automatic"], "automatic"),
+        (["privacy.clipping=automatic", "privacy.stability=0.1", "privacy.groups=3"], "automatic"),
+        (["privacy.clipping=adaptive", "privacy.quantile=0.3"], "adaptive"),
+        (["privacy.groups=3", "privacy.noise_allocation=dimension"], "grouped"),
+        (["privacy.groups=layers", "privacy.noise_allocation=depth"], "grouped"),
+        (["privacy.schedule=loss-driven:1:3"], "flat"),
+        (['augmentation.names=["crop"]', "augmentation.padding=1", "augmentation.views=3"], "flat"),
+        (['augmentation.names=["augmix"]'], "flat"),
+        (["privacy.error_norm=0.004"], "error-feedback"),
+    ],
+)
+def test_every_way_to_clip_to_add_noise_and_to_augment_stays_within_epsilon(changes, clipping, tmp_path):
+    run = train(Recipe.load("digits", [*QUICK, *changes]), tmp_path / "run")
+    certificate = verify(tmp_path / "run")
+    assert certificate["epsilon"] <= 3.0
+    assert certificate["clipping"]["kind"] == clipping
+    assert certificate["releases"] == run.metrics[-1]["step"]
+    model, _ = load_model(tmp_path / "run")
+    assert sum(parameter.numel() for parameter in model.parameters()) > 0
+
+
+def test_an_interrupted_run_goes_on_with_the_norm_it_had(tmp_path, monkeypatch):
+    from tacit.training import trainer as training
+
+    changes = ["privacy.clipping=adaptive", "privacy.clipping_norm=100.0", "averaging.name=tail", *QUICK]
+    recipe = Recipe.load("digits", changes)
+    monkeypatch.setattr(training, "_SAVING", 1e9)  # a checkpoint a step
+    monkeypatch.setattr(training, "_CHECKPOINT_SECONDS", 0.0)
+    norms = []  # of every step, as it begins
+
+    def begun(trainer, step):
+        norms.append((step, trainer._mechanism.clipping.clipping_norm))
+
+    def stopped(*_):
+        if len(norms) == 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(training.PrivateTrainer, "_begin_step", begun)
+    monkeypatch.setattr(training.AveragedWeights, "update", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        train(recipe, tmp_path / "run")
+    train(recipe, tmp_path / "run", resume=True)
+    (before, norm), (after, norm_again) = norms[4], norms[5]
+    assert after == before + 1
+    assert norm < 0.9 * 100.0
+    assert 0.5 * norm < norm_again < 2 * norm
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (["privacy.clipping=automatc"], "did you mean 'automatic'"),
+        (["privacy.stability=0.1"], "is of privacy.clipping"),
+        (["privacy.quantile=0.1"], "is of privacy.clipping"),
+        (["privacy.clipping=adaptive", "privacy.groups=3"], "one norm for the whole gradient"),
+        (["privacy.groups=1000"], "more than the"),
+        (["privacy.groups=layer"], "did you mean 'layers'"),
+        (["privacy.noise_allocation=depth"], "need privacy.groups"),
+        (["privacy.groups=2", "privacy.noise_allocation=deep"], "unknown noise allocation"),
+        (["augmentation.views=3"], "names is missing"),
+        (['augmentation.names=["flop"]'], "did you mean 'flip'"),
+        (["privacy.error_noise=theorem"], "give privacy.error_norm too"),
+        (["privacy.error_norm=0.1", "privacy.groups=2"], "groups"),
+        (["privacy.error_norm=0.1", 'augmentation.names=["flip"]'], "error feedback goes with"),
+        (["model.features=scattering", 'augmentation.names=["flip"]'], "nothing to augment"),
+    ],
+)
+def test_what_does_not_go_together_is_told_in_a_sentence(changes, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        train(Recipe.load("digits", [*QUICK, *changes]), tmp_path / "run")

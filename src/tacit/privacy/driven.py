@@ -111,20 +111,21 @@ class LossDriven:
     def calibrated(
         self, sample_rate: float, steps: int, *, epsilon: float, delta: float, whole: tuple[float, ...] = ()
     ) -> LossDriven:
-        """With the filter for this epsilon, and multipliers for which so many steps at their geometric mean just fit.
+        """With the filter for this epsilon, and multipliers for which so many steps at their geometric mean just fit; and half as
+        many at the smallest, so that no run ends before half of its steps.
 
         The order is the one at which they fit with the least noise.
 
         *Guarantee.* `epsilon(delta, whole)` is at most the one asked for.
         """
-        middle = math.sqrt(self.smallest * self.largest)
+        wanted = [(math.sqrt(self.smallest * self.largest), steps), (self.smallest, (steps + 1) // 2)]
         found: tuple[float, float, float] | None = None
         for order in _ORDERS:
             budget = accounting.rdp_budget(order, epsilon, delta)
             budget -= accounting.rdp_of(1.0, [(s, 1) for s in whole], order)
             if budget <= 0:
                 continue
-            factor = _least_factor(sample_rate, steps, middle, order, budget)
+            factor = max(_least_factor(sample_rate, level, order, budget) for level in wanted)
             if found is None or factor < found[0]:
                 found = (factor, order, budget)
         if found is None:
@@ -146,11 +147,12 @@ class LossDriven:
         return self.order, self.budget
 
 
-def _least_factor(sample_rate: float, steps: int, middle: float, order: float, budget: float) -> float:
-    """By bisection: the RDP falls as the noise grows."""
-    low, high = math.log(0.05 / middle), math.log(1e4 / middle)
+def _least_factor(sample_rate: float, level: tuple[float, int], order: float, budget: float) -> float:
+    """For a multiplier with which so many steps are to fit. By bisection: the RDP falls as the noise grows."""
+    sigma, steps = level
+    low, high = math.log(0.05 / sigma), math.log(1e4 / sigma)
     for _ in range(40):
         at = (low + high) / 2
-        spent = accounting.rdp_of(sample_rate, [(middle * math.exp(at), steps)], order)
+        spent = accounting.rdp_of(sample_rate, [(sigma * math.exp(at), steps)], order)
         low, high = (at, high) if spent > budget else (low, at)
     return math.exp(high)

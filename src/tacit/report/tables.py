@@ -55,7 +55,7 @@ def rows(study: Study, results: Results) -> list[dict[str, str]]:
                 "min": f"{min(values):.2%}",
                 "median": f"{st.median(values):.2%}",
                 "max": f"{max(values):.2%}",
-                "MAD": f"{st.median(abs(value - st.median(values)) for value in values):.2%}",
+                "MAD": _deviation(values),
                 "runs": str(len(values)),
                 "epochs": f"{runs[-1]['recipe']['privacy']['epochs']:g}",
                 **({"epsilon claimed": _claimed(variant)} if any(v.claimed for v in study.variants) else {}),
@@ -66,6 +66,12 @@ def rows(study: Study, results: Results) -> list[dict[str, str]]:
             }
         )
     return found
+
+
+def _deviation(values: Sequence[float]) -> str:
+    """The median absolute deviation; of one run there is none."""
+    middle = st.median(values)
+    return "" if len(values) == 1 else f"{st.median(abs(value - middle) for value in values):.2%}"
 
 
 def _claimed(variant: Variant) -> str:

@@ -126,6 +126,16 @@ def _literal() -> list[Variant]:
     ]
 
 
+def _baselines() -> list[Variant]:
+    """DiceSGD, with its authors' noise and without their assumptions; of its settings the paper says nothing."""
+    found = []
+    for network, accuracy in (("resnet20", 40.7), ("wrn16-4", 41.3)):
+        values = {**_base(_MODELS[network], 1024, 1.0), **_optimizer("sgd")}
+        values = merged(values, privacy={"error_norm": 1.0 / 1024, "error_noise": "theorem"})
+        found.append(Variant(f"{network}/dice", values, 1, Printed(accuracy, 3.0, "baseline"), claimed=3.0))
+    return found
+
+
 def _better() -> list[Variant]:
     """What we would do with the same network, the same epochs, and epsilon 3: one clipping norm, large steps, an average."""
     base = {
@@ -146,6 +156,7 @@ STUDY = Study(
     name="private-optimizers",
     paper="Muppidi and Garlapati, Privacy-Preserving Optimizers for Image Classification",
     variants=[_of_the_table(network, optimizer) for network in _MODELS for optimizer in ("rmsprop", "sgd", "adagrad")]
+    + _baselines()
     + _ladder()
     + _literal()
     + _better(),

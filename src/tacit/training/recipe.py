@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from tacit.privacy.beside import Adaptive
 from tacit.privacy.clipping import Automatic, Clipping, Flat, Grouped
+from tacit.privacy.dice import DicePlan
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.schedules import Constant, NoiseSchedule, schedule_from_text
 from tacit.privacy.validation import UserError, check_choice, check_delta, check_positive, nearest
@@ -91,6 +92,10 @@ class PrivacySection(Section):
     groups: list[list[str]] | int | str | None = None
     noise_shape: list[float] | None = None  # how much noise each group gets, beside the others; or, by name:
     noise_allocation: str | None = None
+    # DiceSGD, a baseline for research: what clipping cut off is fed back into later steps, up to this norm of the mean gradient;
+    # with noise for which epsilon "holds" (the default), or as the authors' "theorem" has it
+    error_norm: float | None = None
+    error_noise: str | None = None
     statistics_noise_multiplier: float | None = (
         None  # of the release that model.normalization = "standard" makes; 8 if left out
     )
@@ -256,9 +261,15 @@ class Recipe(Section):
         >>> plan.epsilon(1e-5) <= 3.0
         True
         """
+        privacy, plan = self.privacy, self._uncalibrated(examples, parameters)
+        if privacy.epsilon is None:
+            return plan
+        return plan.calibrated(epsilon=privacy.epsilon, delta=privacy.delta)
+
+    def _uncalibrated(self, examples: int, parameters: Mapping[str, int] | None) -> PrivacyPlan:
         privacy = self.privacy
         batch_size = privacy.batch_size if privacy.batch_size is not None else privacy.sample_rate * examples  # type: ignore[operator]
-        plan = PrivacyPlan.for_examples(
+        return PrivacyPlan.for_examples(
             examples,
             batch_size=batch_size,
             epochs=privacy.epochs,
@@ -266,9 +277,39 @@ class Recipe(Section):
             noise=self._noise(),
             whole_releases=self._whole_releases(),
         )
-        if privacy.epsilon is None:
-            return plan
-        return plan.calibrated(epsilon=privacy.epsilon, delta=privacy.delta)
+
+    def feedback_plan(self, examples: int) -> DicePlan | None:
+        """The plan of a run with error feedback (DiceSGD), if the recipe asks for one.
+
+        >>> Recipe.load("digits").feedback_plan(1500) is None
+        True
+        >>> changes = ["privacy.error_norm=0.01", "privacy.error_noise=theorem"]
+        >>> plan = Recipe.load("digits", changes).feedback_plan(1500)
+        >>> round(plan.epsilon_by_theorem(1e-5), 6), plan.epsilon(1e-5) > 3
+        (3.0, True)
+        """
+        privacy = self.privacy
+        if privacy.error_norm is None:
+            if privacy.error_noise is not None:
+                raise UserError("privacy.error_noise is of error feedback; give privacy.error_norm too")
+            return None
+        noise = check_choice("privacy.error_noise", privacy.error_noise or "holds", ("holds", "theorem"))
+        plan = self._uncalibrated(examples, None)
+        clipping, size, epsilon = plan.clipping, plan.expected_batch_size, privacy.epsilon
+        fits = privacy.schedule is None and not (self.augmentation.names or self.diagnostics or plan.whole_releases)
+        if not isinstance(clipping, Flat) or size is None or epsilon is None or not fits:
+            raise UserError(
+                "error feedback goes with an epsilon, one clipping norm and no schedule, augmentation, diagnostics or statistics"
+            )
+        found = DicePlan(
+            examples=examples,
+            batch_size=size,
+            steps=plan.steps,
+            clipping_norm=clipping.clipping_norm,
+            error_norm=privacy.error_norm,
+        )
+        make = found.by_theorem if noise == "theorem" else found.calibrated
+        return make(epsilon=epsilon, delta=privacy.delta)
 
     def _whole_releases(self) -> list[float]:
         sigma = self.privacy.statistics_noise_multiplier

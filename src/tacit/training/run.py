@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import Optimizer, lr_scheduler
 
 from tacit.data import Dataset, Split, load
 from tacit.learning import (
-    PRIVATE_OPTIMIZERS,
-    Augmentation,
-    activation_of,
-    make_augmentation,
     make_averaging,
     make_loss,
 )
-from tacit.models import Pretrained, build, freeze, load_pretrained
-from tacit.models.folding import fold_norms
+from tacit.models import Pretrained
 from tacit.models.standardize import Standardize
 from tacit.privacy.plan import PrivacyPlan
-from tacit.privacy.validation import UserError, check_choice, nearest
+from tacit.privacy.validation import UserError
+from tacit.training.building import (
+    build_augmentation,
+    build_learning_rate_schedule,
+    build_model,
+    build_optimizer,
+    prepare_network,
+)
 from tacit.training.checkpoint import load_tensors, load_weights, save_tensors, write_atomically
+from tacit.training.dice import DiceTrainer
 from tacit.training.directory import RunDirectory, read_metrics
-from tacit.training.features import feature_map, fingerprint, with_features
-from tacit.training.recipe import AugmentationSection, LearningRateSection, ModelSection, OptimizerSection, Recipe
+from tacit.training.features import fingerprint, with_features
+from tacit.training.recipe import ModelSection, Recipe
 from tacit.training.trainer import PrivateTrainer
 
 _MODEL_FORMAT = "tacit-model/1"
@@ -95,27 +95,37 @@ def train(
         facts["features"] = fingerprint(whole[0])  # a run does not go on with others
     # Convolutions are faster with channels last, and an image of one channel does not say which layout it has.
     model = model.to(where).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    plan = recipe.plan(len(split.train), {name: p.numel() for name, p in model.named_parameters() if p.requires_grad})
+    sizes = {name: parameter.numel() for name, parameter in model.named_parameters() if parameter.requires_grad}
+    feedback = recipe.feedback_plan(len(split.train))
+    plan = recipe.plan(len(split.train), sizes) if feedback is None else feedback.accounted()
     optimizer = build_optimizer(recipe.optimizer, model)
     averaging, augmentation = recipe.averaging, recipe.augmentation
-    trainer = PrivateTrainer(
-        model,
-        optimizer=optimizer,
-        loss=make_loss(recipe.loss.name, **(recipe.loss.model_extra or {})),
-        plan=plan,
-        delta=recipe.privacy.delta,
-        learning_rate_schedule=build_learning_rate_schedule(recipe.learning_rate_schedule, optimizer, plan),
-        averaging=None if averaging.name is None else make_averaging(averaging.name, **(averaging.model_extra or {})),
-        augmentation=build_augmentation(augmentation, raw) if augmentation.names else None,
-        seed=recipe.seed,
-        run_directory=directory.path,
-        resume=True,
-        physical_batch_size=physical_batch_size,
-        show_training_loss=show_training_loss,
-        diagnostics=recipe.diagnostics or 0,
-        standardize=next((layer for layer in model.modules() if isinstance(layer, Standardize)), None),
-        facts=facts,
-    )
+    common: dict[str, Any] = {
+        "optimizer": optimizer,
+        "loss": make_loss(recipe.loss.name, **(recipe.loss.model_extra or {})),
+        "delta": recipe.privacy.delta,
+        "learning_rate_schedule": build_learning_rate_schedule(recipe.learning_rate_schedule, optimizer, plan),
+        "averaging": None
+        if averaging.name is None
+        else make_averaging(averaging.name, **(averaging.model_extra or {})),
+        "seed": recipe.seed,
+        "run_directory": directory.path,
+        "resume": True,
+        "physical_batch_size": physical_batch_size,
+        "facts": facts,
+    }
+    if feedback is not None:
+        trainer: PrivateTrainer = DiceTrainer(model, plan=feedback, **common)
+    else:
+        trainer = PrivateTrainer(
+            model,
+            plan=plan,
+            augmentation=build_augmentation(augmentation, raw) if augmentation.names else None,
+            show_training_loss=show_training_loss,
+            diagnostics=recipe.diagnostics or 0,
+            standardize=next((layer for layer in model.modules() if isinstance(layer, Standardize)), None),
+            **common,
+        )
     directory.make()
     if not directory.recipe.exists():
         write_atomically(directory.recipe, recipe.to_toml().encode())
@@ -169,120 +179,6 @@ def pick_device(name: str) -> torch.device:
     return device
 
 
-def build_model(section: ModelSection, input_shape: tuple[int, ...], classes: int) -> nn.Module:
-    """The recipe's network for examples of this shape, not trained: no file is read for it.
-
-    >>> build_model(ModelSection(name="linear"), (5,), 2)[1]
-    Linear(in_features=5, out_features=2, bias=True)
-    """
-    if section.features is None:
-        if section.normalization is not None or section.normalization_bounds is not None:
-            raise UserError("model.normalization and its bounds are of model.features; there are none")
-        return _network(section, input_shape, classes)
-    normalization = section.normalization or "group"
-    if section.normalization_bounds is not None and normalization != "standard":
-        raise UserError('model.normalization_bounds is of model.normalization = "standard"')
-    features, shape = feature_map(section.features, normalization, input_shape)
-    network = _network(section, shape, classes)
-    if normalization == "standard":
-        network = nn.Sequential(Standardize(shape[0], section.normalization_bounds), network)
-    return nn.Sequential(features, network)
-
-
-def _network(section: ModelSection, shape: tuple[int, ...], classes: int) -> nn.Module:
-    network = build(section.name, shape, classes, activation_of(section.activation))
-    if section.batch_norm == "fold":
-        fold_norms(network)
-    return network
-
-
-def prepare_network(section: ModelSection, model: nn.Module) -> Pretrained | None:
-    """Give the network of a model, which comes after its features, the recipe's pre-trained weights, and freeze what it freezes.
-
-    >>> model = build_model(ModelSection(name="small-cnn"), (1, 8, 8), 2)
-    >>> prepare_network(ModelSection(name="small-cnn", frozen=["0.*"]), model)
-    >>> [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    ['4.weight', '4.bias']
-    """
-    network = model
-    if section.features is not None:
-        network = model.get_submodule("1.1" if section.normalization == "standard" else "1")
-    pretrained = None
-    if section.pretrained is not None:
-        pretrained = load_pretrained(network, section.pretrained, batch_norm=section.batch_norm or "replace")
-    if section.frozen is not None:
-        freeze(network, section.frozen)
-    return pretrained
-
-
-def build_optimizer(section: OptimizerSection, model: nn.Module) -> Optimizer:
-    """Any optimizer of torch.optim or of `tacit.learning`, with the section's factors of the learning rate by layer.
-
-    >>> type(build_optimizer(OptimizerSection(name="Adam", lr=0.001), nn.Linear(2, 2))).__name__
-    'Adam'
-    >>> section = OptimizerSection(name="PrivateAdam", lr=0.5, layers={"bias": 2.0})
-    >>> [group["lr"] for group in build_optimizer(section, nn.Linear(2, 2)).param_groups]
-    [0.5, 1.0]
-    """
-    kinds = {
-        name: kind
-        for name, kind in vars(torch.optim).items()
-        if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in ("Optimizer", "LBFGS", "SparseAdam")
-    } | dict(PRIVATE_OPTIMIZERS)
-    kind = kinds[check_choice("optimizer", section.name, kinds)]
-    options = section.model_extra or {}
-    subject = model.parameters() if section.layers is None else _by_layer(model, section.layers)
-    optimizer: Optimizer = _made(kind, section.name, "optimizer", options, subject)
-    for group in optimizer.param_groups:
-        group["lr"] *= group.get("factor", 1.0)
-    return optimizer
-
-
-def build_augmentation(section: AugmentationSection, data: Dataset) -> Augmentation:
-    """The recipe's augmentation, for images normalised by this data set's constants.
-
-    >>> data = load_data(Recipe.load("digits")).train
-    >>> build_augmentation(AugmentationSection(names=["crop"], padding=1), data)
-    Crop(padding=1)
-    """
-    if len(data.input_shape) != 3:
-        raise UserError(f"augmentation is of images, and an example here has the shape {list(data.input_shape)}")
-    return make_augmentation(section.names, data.mean, data.std, views=section.views, **(section.model_extra or {}))
-
-
-def build_learning_rate_schedule(
-    section: LearningRateSection, optimizer: Optimizer, plan: PrivacyPlan
-) -> lr_scheduler.LRScheduler | None:
-    """Any schedule of torch.optim.lr_scheduler, stepped once a step; where it has a length, that is the plan's by default.
-
-    >>> optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
-    >>> plan = PrivacyPlan(sample_rate=0.1, steps=50)
-    >>> build_learning_rate_schedule(LearningRateSection(name="CosineAnnealingLR"), optimizer, plan).T_max
-    50
-    """
-    if section.name is None:
-        return None
-    kinds = {
-        name: kind
-        for name, kind in vars(lr_scheduler).items()
-        if inspect.isclass(kind) and issubclass(kind, lr_scheduler.LRScheduler) and name.endswith(("LR", "Restarts"))
-    }
-    check_choice("learning-rate schedule", section.name, kinds)
-    options = dict(section.model_extra or {})
-    known = inspect.signature(kinds[section.name]).parameters
-    for length in ("T_max", "total_iters", "total_steps"):
-        if length in known:
-            options.setdefault(length, plan.steps)
-    factors = [group.get("factor", 1.0) for group in optimizer.param_groups]
-    for rate in ("base_lr", "max_lr"):  # set by the schedule where others scale what is there
-        if isinstance(options.get(rate), int | float) and len(factors) > 1:
-            options[rate] = [options[rate] * factor for factor in factors]
-    schedule: lr_scheduler.LRScheduler = _made(
-        kinds[section.name], section.name, "learning_rate_schedule", options, optimizer
-    )
-    return schedule
-
-
 def save_model(path: Path, model: nn.Module, section: ModelSection, data: Dataset) -> None:
     """The weights, with all that is needed to use them: network, shape, classes and the constants of normalisation."""
     facts = {
@@ -314,37 +210,3 @@ def load_model(run_directory: str | os.PathLike[str], device: str = "cpu") -> tu
         raise UserError(f"{path} was not written by tacit: {error} is missing") from None
     load_weights(model, tensors, path)
     return model.to(pick_device(device)).eval(), facts
-
-
-def _by_layer(model: nn.Module, factors: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The model's parameters in groups: those that no pattern matches, then one group a pattern, with its factor."""
-    groups: dict[str | None, list[nn.Parameter]] = {None: [], **{pattern: [] for pattern in factors}}
-    names = []
-    for name, parameter in model.named_parameters():
-        found = [pattern for pattern in factors if fnmatchcase(name, pattern)]
-        if len(found) > 1:
-            raise UserError(
-                f"optimizer.layers: {found[0]!r} and {found[1]!r} both match {name!r}; let only one of them"
-            )
-        groups[found[0] if found else None].append(parameter)
-        names.append(name)
-    for pattern in factors:
-        if not groups[pattern]:
-            raise UserError(f"optimizer.layers: {pattern!r} matches no parameter (there are: {', '.join(names)})")
-    return [
-        {"params": members, "factor": 1.0 if pattern is None else factors[pattern]}
-        for pattern, members in groups.items()
-        if members
-    ]
-
-
-def _made(kind: Callable[..., Any], name: str, section: str, options: dict[str, Any], subject: Any) -> Any:
-    """`kind(subject, **options)`, with wrong options named in a sentence."""
-    known = [key for key in inspect.signature(kind).parameters if key not in ("params", "optimizer", "self")]
-    for key in options:
-        if key not in known:
-            raise UserError(f"{name} has no argument {key!r}{nearest(key, known)} (it takes: {', '.join(known)})")
-    try:
-        return kind(subject, **options)
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{section}: {name} cannot be made: {error}") from None

@@ -1,0 +1,171 @@
+"""What a recipe names, made: networks with their features and pre-trained weights, optimizers, schedules, augmentation."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer, lr_scheduler
+
+from tacit.data import Dataset
+from tacit.learning import PRIVATE_OPTIMIZERS, Augmentation, activation_of, make_augmentation
+from tacit.models import Pretrained, build, freeze, load_pretrained
+from tacit.models.folding import fold_norms
+from tacit.models.standardize import Standardize
+from tacit.privacy.plan import PrivacyPlan
+from tacit.privacy.validation import UserError, check_choice, nearest
+from tacit.training.features import feature_map
+from tacit.training.recipe import AugmentationSection, LearningRateSection, ModelSection, OptimizerSection
+
+
+def build_model(section: ModelSection, input_shape: tuple[int, ...], classes: int) -> nn.Module:
+    """The recipe's network for examples of this shape, not trained: no file is read for it.
+
+    >>> build_model(ModelSection(name="linear"), (5,), 2)[1]
+    Linear(in_features=5, out_features=2, bias=True)
+    """
+    if section.features is None:
+        if section.normalization is not None or section.normalization_bounds is not None:
+            raise UserError("model.normalization and its bounds are of model.features; there are none")
+        return _network(section, input_shape, classes)
+    normalization = section.normalization or "group"
+    if section.normalization_bounds is not None and normalization != "standard":
+        raise UserError('model.normalization_bounds is of model.normalization = "standard"')
+    features, shape = feature_map(section.features, normalization, input_shape)
+    network = _network(section, shape, classes)
+    if normalization == "standard":
+        network = nn.Sequential(Standardize(shape[0], section.normalization_bounds), network)
+    return nn.Sequential(features, network)
+
+
+def _network(section: ModelSection, shape: tuple[int, ...], classes: int) -> nn.Module:
+    network = build(section.name, shape, classes, activation_of(section.activation))
+    if section.batch_norm == "fold":
+        fold_norms(network)
+    return network
+
+
+def prepare_network(section: ModelSection, model: nn.Module) -> Pretrained | None:
+    """Give the network of a model, which comes after its features, the recipe's pre-trained weights, and freeze what it freezes.
+
+    >>> model = build_model(ModelSection(name="small-cnn"), (1, 8, 8), 2)
+    >>> prepare_network(ModelSection(name="small-cnn", frozen=["0.*"]), model)
+    >>> [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    ['4.weight', '4.bias']
+    """
+    network = model
+    if section.features is not None:
+        network = model.get_submodule("1.1" if section.normalization == "standard" else "1")
+    pretrained = None
+    if section.pretrained is not None:
+        pretrained = load_pretrained(network, section.pretrained, batch_norm=section.batch_norm or "replace")
+    if section.frozen is not None:
+        freeze(network, section.frozen)
+    return pretrained
+
+
+def build_optimizer(section: OptimizerSection, model: nn.Module) -> Optimizer:
+    """Any optimizer of torch.optim or of `tacit.learning`, with the section's factors of the learning rate by layer.
+
+    >>> type(build_optimizer(OptimizerSection(name="Adam", lr=0.001), nn.Linear(2, 2))).__name__
+    'Adam'
+    >>> section = OptimizerSection(name="PrivateAdam", lr=0.5, layers={"bias": 2.0})
+    >>> [group["lr"] for group in build_optimizer(section, nn.Linear(2, 2)).param_groups]
+    [0.5, 1.0]
+    """
+    kinds = {
+        name: kind
+        for name, kind in vars(torch.optim).items()
+        if inspect.isclass(kind) and issubclass(kind, Optimizer) and name not in ("Optimizer", "LBFGS", "SparseAdam")
+    } | dict(PRIVATE_OPTIMIZERS)
+    kind = kinds[check_choice("optimizer", section.name, kinds)]
+    options = section.model_extra or {}
+    subject = model.parameters() if section.layers is None else _by_layer(model, section.layers)
+    optimizer: Optimizer = _made(kind, section.name, "optimizer", options, subject)
+    for group in optimizer.param_groups:
+        group["lr"] *= group.get("factor", 1.0)
+    return optimizer
+
+
+def _by_layer(model: nn.Module, factors: Mapping[str, float]) -> list[dict[str, Any]]:
+    """The model's parameters in groups: those that no pattern matches, then one group a pattern, with its factor."""
+    groups: dict[str | None, list[nn.Parameter]] = {None: [], **{pattern: [] for pattern in factors}}
+    names = []
+    for name, parameter in model.named_parameters():
+        found = [pattern for pattern in factors if fnmatchcase(name, pattern)]
+        if len(found) > 1:
+            raise UserError(
+                f"optimizer.layers: {found[0]!r} and {found[1]!r} both match {name!r}; let only one of them"
+            )
+        groups[found[0] if found else None].append(parameter)
+        names.append(name)
+    for pattern in factors:
+        if not groups[pattern]:
+            raise UserError(f"optimizer.layers: {pattern!r} matches no parameter (there are: {', '.join(names)})")
+    return [
+        {"params": members, "factor": 1.0 if pattern is None else factors[pattern]}
+        for pattern, members in groups.items()
+        if members
+    ]
+
+
+def build_augmentation(section: AugmentationSection, data: Dataset) -> Augmentation:
+    """The recipe's augmentation, for images normalised by this data set's constants.
+
+    >>> from tacit.data import load
+    >>> data = load("digits").train
+    >>> build_augmentation(AugmentationSection(names=["crop"], padding=1), data)
+    Crop(padding=1)
+    """
+    if len(data.input_shape) != 3:
+        raise UserError(f"augmentation is of images, and an example here has the shape {list(data.input_shape)}")
+    return make_augmentation(section.names, data.mean, data.std, views=section.views, **(section.model_extra or {}))
+
+
+def build_learning_rate_schedule(
+    section: LearningRateSection, optimizer: Optimizer, plan: PrivacyPlan
+) -> lr_scheduler.LRScheduler | None:
+    """Any schedule of torch.optim.lr_scheduler, stepped once a step; where it has a length, that is the plan's by default.
+
+    >>> optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    >>> plan = PrivacyPlan(sample_rate=0.1, steps=50)
+    >>> build_learning_rate_schedule(LearningRateSection(name="CosineAnnealingLR"), optimizer, plan).T_max
+    50
+    """
+    if section.name is None:
+        return None
+    kinds = {
+        name: kind
+        for name, kind in vars(lr_scheduler).items()
+        if inspect.isclass(kind) and issubclass(kind, lr_scheduler.LRScheduler) and name.endswith(("LR", "Restarts"))
+    }
+    check_choice("learning-rate schedule", section.name, kinds)
+    options = dict(section.model_extra or {})
+    known = inspect.signature(kinds[section.name]).parameters
+    for length in ("T_max", "total_iters", "total_steps"):
+        if length in known:
+            options.setdefault(length, plan.steps)
+    factors = [group.get("factor", 1.0) for group in optimizer.param_groups]
+    for rate in ("base_lr", "max_lr"):  # set by the schedule where others scale what is there
+        if isinstance(options.get(rate), int | float) and len(factors) > 1:
+            options[rate] = [options[rate] * factor for factor in factors]
+    schedule: lr_scheduler.LRScheduler = _made(
+        kinds[section.name], section.name, "learning_rate_schedule", options, optimizer
+    )
+    return schedule
+
+
+def _made(kind: Callable[..., Any], name: str, section: str, options: dict[str, Any], subject: Any) -> Any:
+    """`kind(subject, **options)`, with wrong options named in a sentence."""
+    known = [key for key in inspect.signature(kind).parameters if key not in ("params", "optimizer", "self")]
+    for key in options:
+        if key not in known:
+            raise UserError(f"{name} has no argument {key!r}{nearest(key, known)} (it takes: {', '.join(known)})")
+    try:
+        return kind(subject, **options)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{section}: {name} cannot be made: {error}") from None
