@@ -15,7 +15,7 @@ README = (ROOT / "README.md").read_text()
 
 def test_its_python_runs_as_it_stands(capsys):
     blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     names: dict[str, object] = {}
     for block in blocks:
         exec(compile(block, "README.md", "exec"), names)
@@ -24,6 +24,9 @@ def test_its_python_runs_as_it_stands(capsys):
     assert float(accuracy) > 80
     assert float(epsilon) <= 3
     assert names["summed"].sensitivity == 1.0
+    data, trainer = names["data"], names["trainer"]  # of the last block, which does not call fit itself
+    assert trainer.fit(data.train, validate_on=data.test)[-1]["test_accuracy"] > 0.6
+    assert trainer.certificate()["epsilon"] <= 3
 
 
 def test_its_commands_and_their_options_exist():
