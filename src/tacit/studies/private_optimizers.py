@@ -137,16 +137,22 @@ def _baselines() -> list[Variant]:
 
 
 def _better() -> list[Variant]:
-    """What we would do with the same network, the same epochs, and epsilon 3: one clipping norm, large steps, an average."""
+    """What we would do with the same network, the same epochs, and epsilon 3: one clipping norm, steps ten times as large, a longer
+    average; and then one more thing at a time.
+
+    With as many epochs at the same epsilon, noise of all steps together hardly depends on the batch, so that a smaller one, with
+    more steps, is as good until the noise multiplier comes near 1."""
     base = {
-        **_base("resnet-20", 4096, 1.0),
-        "optimizer": {"name": "SGD", "lr": 4.0},
-        "averaging": {"name": "exponential", "decay": 0.98},
+        **_base("resnet-20", 1024, 1.0),
+        "optimizer": {"name": "SGD", "lr": 1.0},
+        "averaging": {"name": "exponential", "decay": 0.995},
     }
-    views = {"augmentation": {"names": ["flip", "crop"], "padding": 4, "views": 4}}
+    squares = {"name": "tailored", "threshold_epoch": 7.0, "gamma": 2.0, "late": "cross-entropy", "penalty": "none"}
     return [
         Variant("better/sgd", base),
-        Variant("better/sgd-views", {**base, **views}),
+        Variant("better/squares-early", merged(base, loss=squares)),
+        Variant("better/flip-crop", {**base, "augmentation": {"names": ["flip", "crop"], "padding": 4}}),
+        Variant("better/views-4", {**base, "augmentation": {"names": ["flip", "crop"], "padding": 4, "views": 4}}),
         Variant("better/automatic", merged(base, privacy={"clipping": "automatic"})),
         Variant("better/corrected", merged(base, optimizer={"name": "PrivateRMSprop", "lr": 2e-3, "floor": 1e-7})),
     ]
