@@ -137,8 +137,8 @@ def _baselines() -> list[Variant]:
 
 
 def _better() -> list[Variant]:
-    """What we would do with the same network, the same epochs, and epsilon 3: one clipping norm, steps ten times as large, a longer
-    average; and then one more thing at a time.
+    """What we would do with the same network, the same epochs, and epsilon 3: one clipping norm, steps ten times as large, a
+    longer average; and then one more thing at a time.
 
     With as many epochs at the same epsilon, noise of all steps together hardly depends on the batch, so that a smaller one, with
     more steps, is as good until the noise multiplier comes near 1."""
