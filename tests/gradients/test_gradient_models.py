@@ -307,7 +307,7 @@ PLAIN = {
     "hidden use": (HiddenUse, flat_inputs, "vmap"),
     "passes through": (PassesThrough, flat_inputs, "vmap"),
     "time first": (TimeFirst, sequences, "vmap"),
-    "folded": (Folded, sequences, "rules"),
+    "folded": (Folded, sequences, "vmap"),
     "backwards": (Backwards, flat_inputs, "vmap"),
     "attention, mask as long as the batch": (
         lambda: Attention(BATCH, batch_first=True), lambda: torch.randn(BATCH, BATCH, 4), "rules"

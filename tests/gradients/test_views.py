@@ -20,7 +20,7 @@ EXAMPLES, VIEWS = 5, 3
 
 
 class Tokens(nn.Module):
-    """Embedding, layer normalisation, and a linear layer that is called with all positions as rows of their own."""
+    """Embedding, layer normalisation, and a linear layer at every position."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,9 +32,7 @@ class Tokens(nn.Module):
         )
 
     def forward(self, tokens: Tensor) -> Tensor:
-        x = self.norm(self.embedding(tokens))
-        rows = torch.tanh(self.hidden(x.flatten(0, 1)))
-        return self.head(rows.unflatten(0, x.shape[:2]).mean(dim=1))
+        return self.head(torch.tanh(self.hidden(self.norm(self.embedding(tokens)))).mean(dim=1))
 
 
 def images(*shape: int) -> Tensor:
@@ -163,6 +161,9 @@ def test_groups_are_clipped_by_the_norm_of_the_mean_view() -> None:
     expected = reference.clipped_sum(model, loss, clipping, inputs, targets)
     found = ClippedGradient(model, loss=loss, clipping=clipping)(inputs, targets)
     torch.testing.assert_close(found.norms, expected.norms, rtol=1e-3, atol=1e-5)
+    assert (expected.norms > torch.tensor(clipping.clipping_norms)).any()
+    for key, gradient in expected.gradients.items():
+        torch.testing.assert_close(found.gradients[key], gradient, rtol=1e-3, atol=1e-5)
 
 
 def test_a_loss_that_wants_hidden_layers_sees_all_views() -> None:
@@ -172,6 +173,12 @@ def test_a_loss_that_wants_hidden_layers_sees_all_views() -> None:
     expected = reference.clipped_sum(model, loss, Flat(0.5), inputs, targets)
     found = ClippedGradient(model, loss=loss, clipping=Flat(0.5))(inputs, targets)
     torch.testing.assert_close(found.norms, expected.norms, rtol=1e-4, atol=1e-5)
+    # by hand: the mean of what the loss is of each view by itself
+    single = [reference.clipped_sum(model, loss.loss, Flat(1e30), inputs[:1, k], targets[:1]) for k in range(VIEWS)]
+    for key in single[0].gradients:
+        mean = torch.stack([part.gradients[key] for part in single]).mean(dim=0)
+        alone = ClippedGradient(model, loss=loss, clipping=Flat(1e30))(inputs[:1], targets[:1])
+        torch.testing.assert_close(alone.gradients[key], mean, rtol=1e-4, atol=1e-5)
 
 
 def test_an_empty_batch_of_views_is_a_step_like_any_other() -> None:
@@ -208,14 +215,57 @@ class ExampleFirst(ViewsFirst):
         return self.hidden(x.flatten(0, 1)).unflatten(0, x.shape[:2]).mean(dim=1)
 
 
-@pytest.mark.parametrize(("kind", "engine"), [(ViewsFirst, "vmap"), (ExampleFirst, "rules")])
-def test_rows_in_another_order_are_never_taken_for_one_examples(kind: type[nn.Module], engine: str) -> None:
+@pytest.mark.parametrize("kind", [ViewsFirst, ExampleFirst])
+def test_rows_that_the_model_makes_are_never_taken_for_views(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model, inputs, targets = kind(), images(7), torch.arange(EXAMPLES)
     grad = ClippedGradient(model, loss=cross_entropy, clipping=Flat(0.1))
     found, expected = grad(inputs, targets), reference.clipped_sum(model, cross_entropy, Flat(0.1), inputs, targets)
-    assert [route.engine for route in grad._routes.values()] == [engine]
+    assert [route.engine for route in grad._routes.values()] == ["vmap"]
     torch.testing.assert_close(found.gradients["hidden.weight"], expected.gradients["hidden.weight"])
+
+
+class Ragged(nn.Module):
+    """Only tokens that are there go through the layer; how many rows an example has differs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 10)
+
+    def forward(self, x: Tensor, there: Tensor) -> Tensor:
+        found = x.new_zeros(*there.shape, 10).masked_scatter(there.unsqueeze(2), self.fc(x[there]))
+        return found.sum(dim=1)
+
+
+def test_examples_with_different_numbers_of_rows_are_not_mistaken_for_each_other() -> None:
+    """As many rows in all as the probe's examples would have, shared out otherwise."""
+    torch.manual_seed(0)
+    model, targets = Ragged(), torch.arange(8) % 10
+    grad = ClippedGradient(model, loss=cross_entropy, clipping=Flat(0.1))
+
+    def batch(lengths: list[int]) -> tuple[Tensor, Tensor]:
+        return torch.randn(len(lengths), 8, 3), torch.arange(8).unsqueeze(0) < torch.tensor(lengths).unsqueeze(1)
+
+    for lengths in ([4] * 8, [1, 7, 2, 6, 4, 3, 5, 4]):
+        inputs = batch(lengths)
+        found, expected = grad(inputs, targets), reference.clipped_sum(model, cross_entropy, Flat(0.1), inputs, targets)
+        torch.testing.assert_close(found.gradients["fc.weight"], expected.gradients["fc.weight"], rtol=1e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize("engine", ["vmap", "loop"])
+def test_losses_are_of_each_example_by_itself_where_gradients_are(engine: str) -> None:
+    class MixesCrowds(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(3, 10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.fc(x) + (100 * x.sum() if len(x) > 3 else 0) * torch.arange(10)
+
+    model, inputs, targets = MixesCrowds(), torch.randn(6, 3), torch.arange(6)
+    grad = ClippedGradient(model, loss=cross_entropy, clipping=Flat(0.1), engine=engine, with_losses=True)
+    alone = torch.cat([cross_entropy(model(inputs[i : i + 1]), targets[i : i + 1]) for i in range(6)]).detach()
+    torch.testing.assert_close(grad(inputs, targets).losses, alone)
 
 
 class MixesViews(nn.Module):

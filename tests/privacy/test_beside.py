@@ -102,11 +102,43 @@ def test_an_adaptive_norm_finds_the_quantile_and_noise_stays_in_proportion():
     mechanism, _ = opened(plan)
     generator = np.random.default_rng(0)
     for _ in range(plan.steps):
-        norms = generator.uniform(0, 10, SIZE)
-        private = mechanism.release(summed(mechanism.clipping, norms))
-        stated = private.noise_stds["w"]
+        norms, clipping = generator.uniform(0, 10, SIZE), mechanism.clipping
+        private = mechanism.release(summed(clipping, norms))
+        assert private.noise_stds["w"] / clipping.clipping_norm == pytest.approx(2.0 / math.sqrt(0.9))
     assert 1.0 < mechanism.clipping.clipping_norm < 5.0  # a quarter of them lies within 2.5
-    assert stated / mechanism.clipping.clipping_norm == pytest.approx(2.0 / math.sqrt(0.9), rel=0.4)
+
+
+def test_the_noise_on_the_mean_loss_is_what_its_share_asks_for():
+    noise = LossDriven(2.0, 2.0, loss_bound=4.0, share=0.2, order=4.0, budget=1e9)
+    plan = PrivacyPlan(sample_rate=RATE, steps=500, noise=noise, clipping=Flat(1.0), expected_batch_size=SIZE)
+    mechanism, _ = opened(plan)
+    losses = [mechanism.release(summed(Flat(1.0), [1.0] * 3, [1.0, 2.0, 50.0])).beside[LOSS] for _ in range(500)]
+    std = 2.0 * 4.0 / math.sqrt(0.2) / SIZE
+    assert np.std(losses) == pytest.approx(std, rel=0.16)  # five standard errors
+    assert np.mean(losses) == pytest.approx((1.0 + 2.0 + 4.0) / SIZE, abs=5 * std / math.sqrt(500))
+
+
+def test_the_released_loss_is_smoothed_and_survives_in_the_state():
+    plan = driven_plan()
+    mechanism, _ = opened(plan)
+    for _ in range(10):
+        mechanism.release(summed(Flat(1.0), [1.0] * SIZE, [0.0] * SIZE))
+    again, _ = opened(plan)
+    assert again._noise_multiplier() == plan.noise.smallest
+    again.restore(mechanism.state)
+    assert again._noise_multiplier() == mechanism._noise_multiplier() > plan.noise.smallest
+    assert plan.noise.smoothed(1.0, 2.0) == pytest.approx(1.1)
+    for broken in ({"loss": math.nan}, {"loss": None}, {"loss": "x"}):
+        with pytest.raises(UserError):
+            again.restore(broken)
+
+
+def test_the_filter_and_the_certificate_agree_to_the_last_bit():
+    """A budget that so many releases reach exactly."""
+    for count in range(1, 60):
+        budget = rdp_of(RATE, [(1.3, count)], 8.0)
+        noise = LossDriven(1.3, 1.3, order=8.0, budget=budget)
+        assert noise.allows(RATE, [(1.3, count - 1)], 1.3) == noise.within_budget(RATE, [(1.3, count)])
 
 
 def test_a_sum_clipped_at_another_norm_than_the_present_one_is_refused():
@@ -216,6 +248,7 @@ def test_a_filter_pays_for_statistics_too():
         lambda: LossDriven(1.0, 2.0, order=1.0, budget=1.0),
         lambda: LossDriven(1.0, 2.0).epsilon(1e-5),
         lambda: LossDriven(1.0, 2.0).calibrated(0.1, 100, epsilon=1e-9, delta=1e-5),
+        lambda: LossDriven(1.0, 2.0).calibrated(1.0, 10**14, epsilon=0.05, delta=1e-5),
         lambda: PrivacyPlan(
             sample_rate=0.1, steps=1, clipping=Adaptive(1.0, share=0.5), noise=LossDriven(1.0, 2.0, share=0.5)
         ),

@@ -188,6 +188,8 @@ def test_a_clipping_survives_its_description(clipping):
         lambda: Grouped((("a",), ("b",)), (1.0, 1.0)).allocated("deep", {"a": 1, "b": 1}),
         lambda: Grouped((("a",), ("b",)), (1.0, 1.0)).allocated("depth", {"a": 1}),
         lambda: Automatic(Flat(1.0), stability=0.0),
+        lambda: Automatic(Flat(1.0), stability=1e-30),
+        lambda: Adaptive(1.0, rate=2.0),
         lambda: Automatic(Automatic(Flat(1.0))),
         lambda: Adaptive(1.0, quantile=1.0),
         lambda: Adaptive(1.0, share=0.0),
@@ -267,3 +269,10 @@ def test_an_adaptive_norm_moves_against_the_fraction_within_and_never_far(clippi
         )
         assert abs(math.log(moved.clipping_norm / clipping.clipping_norm)) <= clipping.rate * (1 + 1e-9)
         clipping = moved
+
+
+@pytest.mark.parametrize("bound", [1.0, 1e39])
+def test_a_gradient_of_zeros_never_gets_a_factor_that_is_not_finite(bound):
+    """0 times infinity would make the whole sum nan, and no noise hides that."""
+    factors = clip_factors(torch.tensor([[0.0], [1e-30], [2.0]]), Automatic(Flat(bound), 1e-6))
+    assert factors.isfinite().all()

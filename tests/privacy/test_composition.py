@@ -10,6 +10,7 @@ from tacit.privacy import (
     Flat,
     Ledger,
     Linear,
+    LossDriven,
     PrivacyPlan,
     UserError,
     certificate_of,
@@ -161,3 +162,22 @@ def test_caveats_say_whose_they_are_and_that_the_examples_are_the_same(run_of):
     assert [caveat for caveat in found if caveat.startswith("delta 0.03 is not below 1/n")], "of the delta asked for"
     assert not [caveat for caveat in found if "this run's ledger" in caveat]
     assert len(found) == len(set(found))
+
+
+def test_a_copy_of_a_run_is_not_another_run(run_of, tmp_path):
+    run = run_of("a")
+    shutil.copytree(run, tmp_path / "copy")
+    with pytest.raises(UserError, match="copies of one run"):
+        composed_certificate([run, tmp_path / "copy"])
+
+
+def test_a_run_under_a_filter_is_added_by_its_whole_epsilon(run_of):
+    """A composition of the multipliers that happened to be used would claim too little."""
+    driven = plan_of(steps=40, noise=LossDriven(2.0, 2.0)).calibrated(epsilon=2.0, delta=1e-5)
+    alone = composed_certificate([run_of("driven", plan=driven)])
+    assert alone["epsilon"] == pytest.approx(driven.epsilon(1e-5), abs=2e-6)
+    other = run_of("other", examples=40)
+    both = composed_certificate([run_of("again", plan=driven), other])
+    expected = driven.epsilon(5e-6) + epsilon_of(0.1, [(2.0, both["releases"] - alone["releases"])], 5e-6)
+    assert both["epsilon"] == pytest.approx(expected, abs=1e-5)
+    assert both["epsilon"] > alone["epsilon"]

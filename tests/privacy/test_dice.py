@@ -382,8 +382,8 @@ def test_a_plan_that_claims_amplification_or_another_clipping_or_batch_is_refuse
         ({"expected_batch_size": 5.0}, "divides by 5.0"),
         ({"clipping": ErrorFeedback(1.0, 0.5, 8.0)}, "counts on 8"),
     ]:
-        plan = dataclasses.replace(PLAN.accounted(), **change)
-        with pytest.raises(UserError, match=trouble):
+        with pytest.raises(UserError, match=trouble):  # noqa: PT012 - the first is refused by the plan itself
+            plan = dataclasses.replace(PLAN.accounted(), **change)
             DiceMechanism(plan.mechanism(Silent(), Ledger.in_memory(plan, delta=1e-5)))
 
 

@@ -75,10 +75,10 @@ def command(
             progress=not quiet,
         )
     except (Interrupted, KeyboardInterrupt):
-        _conclude(chosen, out, epochs)
+        _conclude(chosen, out, epochs, only)
         typer.echo("\ninterrupted; the same command goes on from here", err=True)
         raise typer.Exit(130) from None
-    _conclude(chosen, out, epochs)
+    _conclude(chosen, out, epochs, only)
 
 
 def _list(study: Study, only: list[str]) -> None:
@@ -102,8 +102,9 @@ def _started(task: Task, done: int, total: int, left: float | None) -> None:
 def _silent(task: Task, done: int, total: int, left: float | None) -> None: ...
 
 
-def _conclude(study: Study, out: Path, epochs: float | None) -> None:
-    """The table on the screen and in a file, the figures, and the sentences: of all that is finished, today or before."""
+def _conclude(study: Study, out: Path, epochs: float | None, only: list[str]) -> None:
+    """The table and the sentences of the groups asked for on the screen; of all that is finished, today or before, in a file,
+    with the figures."""
     from rich.console import Console
     from rich.table import Table
 
@@ -115,20 +116,22 @@ def _conclude(study: Study, out: Path, epochs: float | None) -> None:
     if not results:
         return
     folder = folder_of(study, out, epochs)
-    found = rows(study, results)
+    groups = {variant.group for variant in study.chosen(only)}
+    shown = [result for result in results if study.variant(result["variant"]).group in groups]
     table = Table(title=study.paper)
     table.add_column("variant", no_wrap=True)
     table.add_column("accuracy: min, median, max", no_wrap=True)
     table.add_column("epsilon", no_wrap=True)
     table.add_column("paper")
-    for row in found:
+    for row in rows(study, shown):
         table.add_row(*for_screen(row).values())
     Console().print(table)
-    for sentence in sentences(study, results):
+    for sentence in sentences(study, shown):
         typer.echo(sentence)
     page = folder / "README.md"
     page.write_text(markdown(study, results))
     figures = all_figures(study, results, folder)
     typer.echo(f"table    {page}")
     for figure in figures:
-        typer.echo(f"figure   {figure}")
+        if not only or any(figure.name.startswith(f"{study.name}-{group}-") for group in groups):
+            typer.echo(f"figure   {figure}")

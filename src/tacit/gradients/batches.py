@@ -141,7 +141,7 @@ def outputs_and_losses(model: nn.Module, loss: Loss, batch: Batch) -> tuple[Any,
             "what a layer gives is changed in place, so the loss cannot see it; use activations that are not in place"
         )
     if views > 1:
-        by_view = partial(torch.unflatten, dim=0, sizes=(batch.size, views))
+        by_view = partial(_by_view, batch.size, views)
         outputs = pytree.tree_map_only(Tensor, by_view, outputs)
         layers = [LayerOutput(by_view(layer.output), layer.weight) for layer in layers]
     losses = loss(outputs, targets, layers) if wanted else loss(outputs, targets)
@@ -165,6 +165,16 @@ def _side_by_side(inputs: Any, views: int) -> Any:
         return tensor.flatten(0, 1)
 
     return pytree.tree_map_only(Tensor, rows, inputs)
+
+
+def _by_view(examples: int, views: int, tensor: Tensor) -> Tensor:
+    """[batch * views, ...] back to [batch, views, ...]."""
+    if not tensor.dim() or len(tensor) != examples * views:
+        raise UserError(
+            f"with {views} views an example, what the model gives, and each layer that the loss wants to see, must have a row "
+            f"for each: {examples * views} for {examples} examples, not the shape {list(tensor.shape)}"
+        )
+    return tensor.view(examples, views, *tensor.shape[1:])
 
 
 def _recording(model: nn.Module, layers: list[LayerOutput], versions: list[int]) -> list[Any]:

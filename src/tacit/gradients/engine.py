@@ -111,8 +111,7 @@ class ClippedGradient:
                 part, part_norms = self._clipped(route, trainable, rows)
                 norms.append(part_norms)
                 if self.with_losses:
-                    with torch.no_grad():
-                        losses.append(losses_of(self.model, self.loss, rows).to(norms[0].dtype))
+                    losses.append(self._losses(route, rows).to(norms[0].dtype))
                 for name, value in part.items():
                     sums[name] = sums[name].add_(value) if name in sums else value
         for name, p in trainable.items():  # no example reached it
@@ -126,6 +125,13 @@ class ClippedGradient:
             not_finite=0 if all_finite(all_norms) else int((~all_norms.isfinite().all(dim=1)).sum()),
             losses=torch.cat(losses) if self.with_losses else None,
         )
+
+    def _losses(self, route: Route, batch: Batch) -> Tensor:
+        """One loss an example: together where the probe found that examples may be, else each example by itself."""
+        size = batch.size if route.engine == "rules" else 1
+        with torch.no_grad(), unchanged(self.model, self.loss):
+            parts = [batch.rows(slice(start, start + size)) for start in range(0, batch.size, size)]
+            return torch.cat([losses_of(self.model, self.loss, part) for part in parts])
 
     def physical_batch_size_for(self, inputs: Any, targets: Any) -> int:
         """How many examples like these are held at once.

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from tacit.gradients import kernels
 from tacit.gradients.capture import Call
 from tacit.gradients.generic import Layout
 
@@ -37,6 +38,8 @@ def rules_bytes(calls: list[Call], layouts: list[Layout], trainable: dict[str, n
             held += max((size(call) for call in calls if name in call.unit.parameters.values()), default=0)
         else:
             held += trainable[name].numel() * max(trainable[name].element_size(), 4)
+    if kernels.instruction_set() is None:  # the views of an example are then added up one after the other was made
+        held *= max((layout.views for layout in layouts), default=1)
     return saved + held + 4 * sum(sizes[-1:])
 
 

@@ -124,7 +124,7 @@ def _probed(model: nn.Module, loss: Loss, batch: Batch, names: list[str], larges
         for run in [large, *(other for other, _ in others)]:
             backward(run.calls, run.losses)
         try:
-            route.layouts = _layouts(small.calls, large.calls)
+            route.layouts = _layouts(small.calls, large.calls, int(getattr(loss, "views", 1)))
             for other, kept in others:
                 _check_rows(large, other, route.layouts, kept)
             check_graph(large.calls, large.losses, trainable)
@@ -196,8 +196,9 @@ def _weighed(run: Callable[[], _T]) -> tuple[_T, int]:
     return result, sum(kept.values())
 
 
-def _layouts(small: list[Call], large: list[Call]) -> list[Layout]:
-    """Where the examples lie, from the shapes in a batch of two and in one of three."""
+def _layouts(small: list[Call], large: list[Call], declared: int) -> list[Layout]:
+    """Where the examples lie, from the shapes in a batch of two and in one of three; `declared` is how many views an example has,
+    as the loss says."""
     if [call.unit.name for call in small] != [call.unit.name for call in large]:
         raise NoRule("the model calls other modules in batches of another size")
     layouts = []
@@ -205,7 +206,7 @@ def _layouts(small: list[Call], large: list[Call]) -> list[Layout]:
         who = three.unit.described
         if len(two.leaves) != len(three.leaves) or len(two.outputs) != len(three.outputs):
             raise NoRule(f"{who} is called otherwise in batches of another size")
-        views = _views(two, three)
+        views = _views(two, three, declared)
         layout = Layout(
             [_axis(a, b, who, views) for a, b in zip(two.leaves, three.leaves)],
             [_axis(a, b, who, views) for a, b in zip(two.outputs, three.outputs)],
@@ -221,13 +222,13 @@ def _layouts(small: list[Call], large: list[Call]) -> list[Layout]:
     return layouts
 
 
-def _views(two: Call, three: Call) -> int:
-    """How many rows an example has at a layer with a rule; whether they lie one after the other, `_check_rows` finds out."""
+def _views(two: Call, three: Call, declared: int) -> int:
+    """How many rows an example has at a layer with a rule: as many as it has views, which the engine itself put one after the
+    other, or one. Rows of another number were made by the model, and may be shared out otherwise in another batch."""
     first, second = two.outputs[0], three.outputs[0]
     if three.unit.rule is None or not isinstance(first, Tensor) or not isinstance(second, Tensor) or not first.dim():
         return 1
-    rows = (first.shape[0], second.shape[0])
-    return rows[0] // 2 if rows[0] and rows[0] * 3 == rows[1] * 2 else 1
+    return declared if (first.shape[0], second.shape[0]) == (2 * declared, 3 * declared) else 1
 
 
 def _axis(two: Any, three: Any, who: str, views: int = 1) -> int | None:
@@ -274,6 +275,10 @@ def _check_rows(run: Run, other_run: Run, layouts: list[Layout], kept: list[int]
                 continue
             rows = _rows_of_examples(index, layout.views)
             if a is None or b is None or axis is None or not agree(rows_of(a, axis, rows), rows_of(b, axis, rows)):
+                if (
+                    layout.views > 1
+                ):  # the rows may be in another order, and each example by itself is right in any case
+                    raise NoRule(f"{call.unit.described} does not keep the views of an example together")
                 raise UserError(
                     f"the gradient at {call.unit.described} of one example depends on the others: what comes after it mixes "
                     "examples, so no clipping bounds what one example does"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tacit.gradients.batches import LayerOutput
 from tacit.learning.losses import PerExampleLoss
-from tacit.privacy.validation import check_count
+from tacit.privacy.validation import UserError, check_count
 
 
 class MeanOverViews:
@@ -41,6 +41,8 @@ class MeanOverViews:
             begin_epoch(epoch)
 
     def __call__(self, outputs: Tensor, targets: Tensor, layers: list[LayerOutput] | None = None) -> Tensor:
+        if not isinstance(outputs, Tensor):
+            raise UserError(f"the mean over views is of one output, a tensor, not of a {type(outputs).__name__}")
         rows, repeated = outputs.flatten(0, 1), torch.repeat_interleave(targets, self.views, dim=0)
         if layers is None:
             losses = self.loss(rows, repeated)

@@ -165,7 +165,10 @@ def rdp_of(sample_rate: float, levels: Levels, order: float) -> float:
     3.0
     """
     check_probability("sample_rate", sample_rate)
-    return sum(count * _rdp_of_one(float(sample_rate), float(sigma), float(order)) for sigma, count in levels)
+    counts: Counter[float] = Counter()
+    for sigma, count in levels:  # the same levels give the same sum, in whatever order they come
+        counts[float(sigma)] += count
+    return sum(count * _rdp_of_one(float(sample_rate), sigma, float(order)) for sigma, count in sorted(counts.items()))
 
 
 @lru_cache(maxsize=4096)

@@ -89,6 +89,8 @@ class Adaptive:
     def __post_init__(self) -> None:
         for name in ("clipping_norm", "rate"):
             object.__setattr__(self, name, check_positive(name, getattr(self, name)))
+        if self.rate > 1:
+            raise UserError(f"rate must be at most 1, not {self.rate!r}; 0.2 is usual")
         if not 0 < check_probability("quantile", self.quantile) < 1:
             raise UserError(f"quantile must lie strictly between 0 and 1, not {self.quantile!r}")
         object.__setattr__(self, "share", check_share(self.share))

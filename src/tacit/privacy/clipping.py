@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 ALLOCATIONS = ("equal", "bound", "dimension", "depth")
 
 _SMALLEST_RATIO = 1e-300  # so that 1 / ratio is a float
+_SMALLEST_STABILITY = 1e-6
 
 
 @runtime_checkable
@@ -94,10 +95,13 @@ def clip_factors(norms: Tensor, clipping: Clipping) -> Tensor:
     bounds = torch.tensor(clipping.clipping_norms, dtype=norms.dtype, device=norms.device)
     stability = clipping.stability
     factors = torch.clamp(bounds / norms, max=1.0) if stability is None else bounds / (norms + stability)
-    if len(norms) and float(factors.amin()) >= torch.finfo(norms.dtype).tiny:  # then no norm is infinite or nan either
+    if stability is None and len(norms) and float(factors.amin()) >= torch.finfo(norms.dtype).tiny:
+        # then no norm is infinite or nan either
         return factors
     # A factor below the smallest normal number has lost its precision, and could be too large.
-    kept = torch.isfinite(norms).all(dim=1, keepdim=True) & (factors >= torch.finfo(norms.dtype).tiny)
+    kept = (
+        torch.isfinite(norms).all(dim=1, keepdim=True) & factors.isfinite() & (factors >= torch.finfo(norms.dtype).tiny)
+    )
     return torch.where(kept, factors, torch.zeros_like(norms))
 
 
@@ -297,7 +301,12 @@ class Automatic:
     def __post_init__(self) -> None:
         if not isinstance(self.of, Flat | Grouped):
             raise UserError(f"Automatic is of Flat(...) or Grouped(...), not {self.of!r}")
-        object.__setattr__(self, "stability", check_positive("stability", self.stability))
+        # With less, a gradient so small that its computed norm is 0 could come out larger than the bound.
+        if not check_positive("stability", self.stability) >= _SMALLEST_STABILITY:
+            raise UserError(
+                f"stability must be at least {_SMALLEST_STABILITY:g}, not {self.stability!r}; 0.01 is usual"
+            )
+        object.__setattr__(self, "stability", float(self.stability))
 
     @property
     def clipping_norms(self) -> tuple[float, ...]:

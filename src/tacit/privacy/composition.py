@@ -11,6 +11,7 @@ from typing import Any
 from tacit.privacy.accounting import epsilon_of_all
 from tacit.privacy.certificate import NEIGHBOURS, ONE_RUN, caveats_of, is_filtered, rounded_up, statement_of, verify
 from tacit.privacy.ledger import Entry, read_ledger, released_levels, whole_levels
+from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError, check_delta
 
 FORMAT = "tacit-composition/1"
@@ -27,8 +28,9 @@ def composed_certificate(
 
     *Guarantee.* Returns only if every run passes `verify` and none is named twice. epsilon is at least that of the composition of
     every release in every ledger, also of those in which all examples take part, for adding or removing one example that may be
-    in the data of each run. It is valid for release only if every run is, and if no run can have measured exactly, as held out,
-    what another trained on. The runs' plans are taken as fixed beforehand: noise that was chosen after looking at what another
+    in the data of each run. It is valid for release only if every run is, and if the runs trained on the same number of examples
+    (or measured none that were held out): whether one measured exactly what another trained on cannot be told, and is a caveat.
+    The runs' plans are taken as fixed beforehand: noise that was chosen after looking at what another
     run released is not accounted.
 
     >>> import json, tempfile
@@ -50,15 +52,10 @@ def composed_certificate(
     directories = _distinct([Path(directory) for directory in run_directories])
     certificates = [verify(directory) for directory in directories]
     ledgers = [_ledger_of(directory, found) for directory, found in zip(directories, certificates)]
-    for directory, entries in zip(directories, ledgers):
-        if is_filtered(entries):
-            raise UserError(
-                f"the noise of {directory} followed its loss, under a filter of one order; such a run is not composed with others"
-            )
+    _check_heads(directories, ledgers)
     delta = check_delta(min(found["delta"] for found in certificates) if delta is None else delta)
-    parts = [(float(found["sampling"]["sample_rate"]), released_levels(of)) for found, of in zip(certificates, ledgers)]
     whole = [sigma for entries in ledgers for sigma in whole_levels(entries)]
-    epsilon = epsilon_of_all(parts, delta, whole=whole)
+    epsilon = _epsilon(ledgers, delta, "pld")
     void = [f"{run}: {reason}" for run, found in zip(directories, certificates) for reason in found["void_because"]]
     void += _held_out_by_some(ledgers)
     if not math.isfinite(epsilon) and not void:
@@ -70,7 +67,7 @@ def composed_certificate(
         "statement": statement_of(rounded_up(epsilon), delta, counted, void),
         "epsilon": rounded_up(epsilon),
         "delta": delta,
-        "epsilon_rdp": rounded_up(epsilon_of_all(parts, delta, whole=whole, accountant="rdp")),
+        "epsilon_rdp": rounded_up(_epsilon(ledgers, delta, "rdp")),
         "accountant": "PLD (dp-accounting); RDP beside it",
         "neighbouring_relation": NEIGHBOURS,
         "releases": releases,
@@ -83,6 +80,33 @@ def composed_certificate(
             for run, found in zip(directories, certificates)
         ],
     }
+
+
+def _epsilon(ledgers: Sequence[Sequence[Entry]], delta: float, accountant: str) -> float:
+    """Of all runs whose noise was fixed beforehand as one composition; a run under a filter of its own is added by its epsilon,
+    and each part has its share of delta: basic composition."""
+    fixed = [entries for entries in ledgers if not is_filtered(entries)]
+    filtered = [entries for entries in ledgers if is_filtered(entries)]
+    share = delta / (len(filtered) + bool(fixed))
+    total = sum(
+        PrivacyPlan.from_dict(entries[0]["plan"]).epsilon_after(
+            released_levels(entries), share, whole=whole_levels(entries), accountant=accountant
+        )
+        for entries in filtered
+    )
+    if fixed:
+        parts = [(float(entries[0]["plan"]["sample_rate"]), released_levels(entries)) for entries in fixed]
+        whole = [sigma for entries in fixed for sigma in whole_levels(entries)]
+        total += epsilon_of_all(parts, share, whole=whole, accountant=accountant)
+    return total
+
+
+def _check_heads(directories: Sequence[Path], ledgers: Sequence[Sequence[Entry]]) -> None:
+    seen: dict[str, Path] = {}
+    for directory, entries in zip(directories, ledgers):
+        first = seen.setdefault(entries[-1]["hash"], directory)
+        if first is not directory:
+            raise UserError(f"{first} and {directory} are copies of one run; name every run once")
 
 
 def _distinct(directories: list[Path]) -> list[Path]:
@@ -126,6 +150,7 @@ def _caveats(directories: Sequence[Path], ledgers: Sequence[Sequence[Entry]], de
     return [
         "all runs are taken to have trained on the same examples, and only their releases are counted: initial weights are taken "
         "as public, and other runs on the same examples add to what is spent",
+        "the runs are taken to have held out the same examples: what one measured exactly, another must not have trained on",
         "the plan of every run is taken as fixed beforehand; noise chosen after looking at another run is not accounted",
         *(
             caveat if len(runs) == len(directories) else f"{', '.join(runs)}: {caveat}"

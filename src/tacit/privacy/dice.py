@@ -97,6 +97,11 @@ class ErrorFeedback:
     def stability(self) -> None:
         return None
 
+    @property
+    def amplified(self) -> bool:
+        """Whether sampling amplifies: never, since the error holds examples of all earlier batches."""
+        return False
+
     def noise_stds(self, noise_multiplier: float) -> tuple[float, ...]:
         return (noise_multiplier * self.sensitivity,)
 

@@ -36,11 +36,8 @@ class DiceMechanism:
         clipping = mechanism.plan.clipping
         if not isinstance(clipping, ErrorFeedback):
             raise UserError(f"error feedback needs a plan that accounts for it, not one with {clipping}; use DicePlan")
-        if mechanism.plan.sample_rate != 1.0:
-            raise UserError(
-                "with error feedback sampling amplifies nothing, so the plan must be accounted at a sample_rate of 1, not "
-                f"{mechanism.plan.sample_rate:g}; use DicePlan.accounted"
-            )
+        if mechanism.plan.beside:
+            raise UserError("error feedback releases nothing beside the gradient; use DicePlan")
         if mechanism.plan.expected_batch_size != clipping.batch_size:
             raise UserError(
                 f"the plan divides by {mechanism.plan.expected_batch_size}, its clipping counts on {clipping.batch_size:g}; "

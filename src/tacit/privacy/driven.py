@@ -126,10 +126,12 @@ class LossDriven:
             if budget <= 0:
                 continue
             factor = max(_least_factor(sample_rate, level, order, budget) for level in wanted)
-            if found is None or factor < found[0]:
+            if math.isfinite(factor) and (found is None or factor < found[0]):
                 found = (factor, order, budget)
         if found is None:
-            raise UserError(f"epsilon {epsilon:g} at delta {delta:g} is too small for a filter; ask for a larger one")
+            raise UserError(
+                f"epsilon {epsilon:g} at delta {delta:g} is too small for so many steps; ask for a larger one"
+            )
         factor, order, budget = found
         return replace(self.scaled(factor), order=order, budget=budget)
 
@@ -155,4 +157,5 @@ def _least_factor(sample_rate: float, level: tuple[float, int], order: float, bu
         at = (low + high) / 2
         spent = accounting.rdp_of(sample_rate, [(sigma * math.exp(at), steps)], order)
         low, high = (at, high) if spent > budget else (low, at)
-    return math.exp(high)
+    fits = accounting.rdp_of(sample_rate, [(sigma * math.exp(high), steps)], order) <= budget
+    return math.exp(high) if fits else math.inf

@@ -12,6 +12,7 @@ import fcntl
 import hashlib
 import json
 import os
+import secrets
 from collections import Counter
 from collections.abc import Iterable
 from datetime import UTC, datetime
@@ -194,6 +195,7 @@ class Ledger:
         entry = {
             "kind": "open",
             "format": FORMAT,
+            "run": secrets.token_hex(8),  # so that no two ledgers are alike, and a copy is known for one
             "time": _now(),
             "plan": plan.to_dict(),
             "delta": check_delta(delta),

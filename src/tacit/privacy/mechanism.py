@@ -19,7 +19,7 @@ from tacit.privacy.driven import LossDriven
 from tacit.privacy.ledger import released_levels
 from tacit.privacy.normals import noisy_mean
 from tacit.privacy.statistics import BoundedSum
-from tacit.privacy.validation import UserError, check_positive
+from tacit.privacy.validation import UserError, check_finite, check_positive
 
 if TYPE_CHECKING:
     from tacit.privacy.ledger import Ledger
@@ -159,7 +159,7 @@ class GaussianMechanism:
         """
         if isinstance(self.clipping, Adaptive) and "clipping_norm" in state:
             self.clipping = self.clipping.at(check_positive("clipping_norm", state["clipping_norm"]))
-        self._loss = float(state["loss"]) if "loss" in state else None
+        self._loss = check_finite("loss", state["loss"]) if "loss" in state else None
 
     def release(self, summed: ClippedSum, *, sampled_by: str = "caller") -> PrivateGradient:
         """Pay for, and make, one release. `sampled_by="tacit"` says that the plan's own sampler drew the batch."""

@@ -58,6 +58,11 @@ class PrivacyPlan:
             )
         if not isinstance(self.noise, NoiseSchedule):
             raise UserError(f"noise must be a schedule such as Constant(1.0), not {self.noise!r}")
+        if not getattr(self.clipping, "amplified", True) and self.sample_rate != 1.0:
+            raise UserError(
+                "what is clipped so depends on earlier batches, so that sampling amplifies nothing: the plan must be accounted "
+                f"at a sample_rate of 1, not {self.sample_rate:g}"
+            )
         if sum(number.share for number in self.beside) >= 1:
             raise UserError("what is released beside the gradient takes all of the privacy; give it smaller shares")
 

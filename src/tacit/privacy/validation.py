@@ -36,6 +36,18 @@ def check_positive(name: str, value: float) -> float:
     return number
 
 
+def check_finite(name: str, value: float) -> float:
+    """A finite number, as a Python float.
+
+    >>> check_finite("loss", -1)
+    -1.0
+    """
+    number = _number(name, value)
+    if not math.isfinite(number):
+        raise UserError(f"{name} must be a finite number, not {value!r}")
+    return number
+
+
 def check_not_negative(name: str, value: float) -> float:
     """A finite number of at least zero, as a Python float.
 

@@ -267,8 +267,6 @@ class PrivateTrainer:
                 except UserError:
                     self.directory.certify_again(self._ledger)
                     raise
-                # From here on more is spent; no certificate is better than one that says too little.
-                self.directory.certificate.unlink(missing_ok=True)
             if self._seed is None:
                 self._randomness = Randomness.from_operating_system()
                 self._generator.seed()
@@ -277,6 +275,10 @@ class PrivateTrainer:
                 self._generator.manual_seed((self._seed + self._ledger.launches) % 2**63)
             self._mechanism = self.plan.mechanism(self._randomness, self._ledger)
             self._mechanism.restore(self._released)
+            if (
+                self.directory is not None
+            ):  # from here on more is spent; no certificate is better than one that says too little
+                self.directory.certificate.unlink(missing_ok=True)
         return self._mechanism, self._ledger, self._randomness
 
     def _sampler(self, examples: int, randomness: Randomness) -> PoissonSampler:
