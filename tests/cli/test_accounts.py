@@ -127,7 +127,7 @@ def test_forty_groups_with_noise_of_their_own_cost_what_they_cost():
     assert grouped["epsilon"] == pytest.approx(166.34, abs=0.01)
     assert grouped["epsilon_if_it_were_flat"] == pytest.approx(flat["epsilon"])
     assert grouped["noise_multiplier"] == pytest.approx(2.8 / 40**0.5)
-    assert "epsilon_if_it_were_flat" not in flat
+    assert (flat["groups"], flat["epsilon_if_it_were_flat"]) == (1, flat["epsilon"])
     assert answer(*PAPER, "--groups", 40, "--per-layer")["epsilon"] > 1000 * grouped["epsilon"]
     words = run(*PAPER, "--groups", 40).stdout
     assert "epsilon 166.34" in words
@@ -150,6 +150,7 @@ def test_groups_may_have_norms_and_noise_of_their_own():
         (("-s", 1, "--clipping-norms", "1,x"), "numbers with commas between them"),
         (("-s", 1, "--clipping-norms", "1,-2"), "above 0"),
         (("-s", 1, "--noise-stds", "1,2"), "leave --noise-multiplier"),
+        (("--noise-stds", "1,2"), "give --clipping-norms too"),
     ],
 )
 def test_groups_that_do_not_fit_are_told(options, message):

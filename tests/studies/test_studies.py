@@ -133,14 +133,17 @@ def test_a_finished_run_is_not_run_again_and_a_changed_one_is(tmp_path):
     assert len(started) == 2
 
 
-def test_the_table_is_of_all_that_is_finished_whenever_it_was_made(tmp_path, monkeypatch):
+def test_the_table_is_of_the_groups_asked_for_and_the_page_of_all_that_is_finished(tmp_path, monkeypatch):
     monkeypatch.setitem(studies.STUDIES, "toy", TOY)
     monkeypatch.chdir(tmp_path)
     for only in ("digits/relu", "other"):
         done = CliRunner().invoke(app, ["reproduce", "toy", "--only", only, "--seeds", "1"], env={"COLUMNS": "200"})
         assert done.exit_code == 0, done.output
-    assert "digits/relu" in done.output
+    assert "digits/relu" not in done.output
     assert "other/sse" in done.output
+    page = (tmp_path / "results" / "toy" / "README.md").read_text()
+    assert "digits/relu" in page
+    assert "other/sse" in page
     assert [run["variant"] for run in finished_of(TOY, tmp_path / "results")] == ["digits/relu", "other/sse"]
 
 

@@ -16,7 +16,8 @@ from tacit.privacy.validation import UserError, check_count, check_positive
 
 @dataclass(frozen=True)
 class Grouping:
-    """How many groups there are, and what noise of multiplier 1 in each of them is worth together.
+    """How many groups there are, and the multiplier that their noise is worth together: that of the standard deviations given, or
+    else of noise as large as each group's own norm.
 
     >>> Grouping.of(4, None, None, False)
     Grouping(count=4, worth=0.5)
@@ -68,7 +69,10 @@ def command(
         "*its own* norm.",
     ),
     clipping_norms: str | None = typer.Option(
-        None, "--clipping-norms", metavar="C,C,...", help="The groups' norms, if they are not all the same."
+        None,
+        "--clipping-norms",
+        metavar="C,C,...",
+        help="The groups' norms, if they are not all the same, or with --noise-stds.",
     ),
     noise_stds: str | None = typer.Option(
         None,
@@ -99,6 +103,8 @@ def command(
     if noise_stds is not None:
         if noise_multiplier is not None or schedule is not None:
             raise UserError("--noise-stds is the noise itself; leave --noise-multiplier and --schedule out")
+        if clipping_norms is None:
+            raise UserError("--noise-stds is worth as much as it is beside the norms; give --clipping-norms too")
         noise_multiplier = 1.0
     noise = schedule_of(noise_multiplier, schedule)
     plan = PrivacyPlan(sample_rate=rate, steps=steps_of(steps, epochs, rate), noise=noise.scaled(grouping.worth))
@@ -117,7 +123,8 @@ def command(
                 "sample_rate": rate,
                 "steps": plan.steps,
                 "neighbouring_relation": "add or remove one example",
-                **({} if grouping.count == 1 else {"groups": grouping.count, "epsilon_if_it_were_flat": claimed}),
+                "groups": grouping.count,
+                "epsilon_if_it_were_flat": epsilon if grouping.count == 1 else claimed,
             }
         )
         return

@@ -88,6 +88,7 @@ def _list(study: Study, only: list[str]) -> None:
             ""
             if variant.printed is None
             else f"  paper: {variant.printed.accuracy:g}% at epsilon {variant.printed.epsilon:g}"
+            + (", which does not hold" if "does not hold" in variant.printed.what or variant.claimed else "")
         )
         typer.echo(f"  {variant.name:36s} {variant.seeds} seed{'s' if variant.seeds > 1 else ' '}{printed}")
 

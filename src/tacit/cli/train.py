@@ -79,10 +79,11 @@ def command(
             on_start=None if quiet else lambda plan, split: _announce(chosen, plan, split, directory),
         )
     except (Interrupted, KeyboardInterrupt):
-        typer.echo(
-            f"\ninterrupted; everything up to here is saved. Continue: tacit train --resume --out {shlex.quote(str(directory))}",
-            err=True,
-        )
+        if (directory / "ledger.jsonl").exists():
+            again = f"tacit train --resume --out {shlex.quote(str(directory))}"
+            typer.echo(f"\ninterrupted; everything up to here is saved. Continue: {again}", err=True)
+        else:
+            typer.echo("\ninterrupted before the first step; nothing was spent", err=True)
         raise typer.Exit(130) from None
     _conclude(run, as_json)
 
@@ -146,13 +147,27 @@ def _announce(recipe: Recipe, plan: PrivacyPlan, split: Split, directory: Path) 
             f"warning: delta {delta:g} is not below 1/n = {1 / len(train):.2g}; such a delta allows one example to be exposed",
             file=sys.stderr,
         )
-    target = f" for epsilon {recipe.privacy.epsilon:g} at delta {delta:g}" if recipe.privacy.epsilon is not None else ""
     print(
         f"{train.name}: {len(train)} training and {len(split.test)} held-out examples; {recipe.model.name}; "
-        f"{plan.steps} steps of about {plan.expected_batch_size:g} examples, "
-        f"noise multiplier {plan.noise_multiplier(0):.4g}{target}\nwriting to {directory}",
+        f"{plan.steps} steps of about {plan.expected_batch_size:g} examples, {_noise(recipe, plan)}\nwriting to {directory}",
         file=sys.stderr,
     )
+
+
+def _noise(recipe: Recipe, plan: PrivacyPlan) -> str:
+    """How much noise there is, and for what."""
+    from tacit.privacy.driven import LossDriven
+
+    wanted, delta = recipe.privacy.epsilon, recipe.privacy.delta
+    target = "" if wanted is None else f" for epsilon {wanted:g} at delta {delta:g}"
+    if recipe.privacy.error_noise == "theorem":
+        target += f" by the authors' formula; epsilon {shown_epsilon(plan.epsilon(delta))} holds"
+    if isinstance(plan.noise, LossDriven):
+        return (
+            f"noise multiplier from {plan.noise.smallest:.4g} to {plan.noise.largest:.4g} as the released loss falls{target}; "
+            "a filter may stop it before the last step"
+        )
+    return f"noise multiplier {plan.noise_multiplier(0):.4g}{target}"
 
 
 def _conclude(run: FinishedRun, as_json: bool) -> None:
@@ -165,12 +180,17 @@ def _conclude(run: FinishedRun, as_json: bool) -> None:
                 "delta": certificate["delta"],
                 "test_accuracy": last.get("test_accuracy"),
                 "releases": certificate["releases"],
+                "planned_releases": certificate["planned_releases"],
                 "valid_for_release": certificate["valid_for_release"],
                 "seconds": last.get("seconds"),
                 "run_directory": str(run.directory),
             }
         )
         return
+    if certificate["releases"] < certificate["planned_releases"]:
+        typer.echo(
+            f"stopped        after {certificate['releases']} of {certificate['planned_releases']} steps, by its filter"
+        )
     typer.echo(f"test accuracy  {last.get('test_accuracy', float('nan')):.2%}")
     typer.echo(f"epsilon        {shown_epsilon(certificate['epsilon'])} at delta {certificate['delta']:g}")
     typer.echo(f"certificate    {run.directory / 'certificate.json'}")

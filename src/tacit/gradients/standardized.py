@@ -199,7 +199,8 @@ def _eps(tensor: Tensor) -> float:
 def _standardized(weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """u and s, in float32 or better, s as [channels, 1, 1]."""
     weight = at_least_float32(weight)
-    last = weight.is_contiguous(memory_format=torch.channels_last)
+    # of one channel both are true; torch 2.13 convolves it wrongly, with unequal strides, if it is said to lie last
+    last = weight.is_contiguous(memory_format=torch.channels_last) and not weight.is_contiguous()
     laid_out = weight.permute(0, 2, 3, 1) if last else weight
     rows = laid_out.reshape(len(weight), -1)  # in the order of the memory: sums over several axes take far longer
     centred = rows - rows.mean(dim=1, keepdim=True)

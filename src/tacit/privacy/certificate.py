@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from tacit.privacy.accounting import Levels
-from tacit.privacy.beside import LOSS, WITHIN
+from tacit.privacy.beside import LOSS, WITHIN, Adaptive
 from tacit.privacy.driven import LossDriven
 from tacit.privacy.ledger import Entry, canonical, read_ledger, released_levels, whole_levels
 from tacit.privacy.plan import PrivacyPlan
@@ -70,14 +70,15 @@ def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
         "epsilon_rdp": rounded_up(plan.epsilon_after(levels, delta, whole=whole, accountant="rdp")),
         "accountant": _accountant(plan),
         "neighbouring_relation": NEIGHBOURS,
-        "sampling": {"kind": "poisson", "sample_rate": plan.sample_rate},
-        "clipping": {**plan.clipping.to_dict(), "sensitivity": plan.clipping.sensitivity},
-        "noise": {"kind": "gaussian", "levels": [{"noise_multiplier": s, "releases": k} for s, k in levels]},
+        "sampling": _sampling(plan),
+        "clipping": _clipping(plan),
+        "noise": _noise(plan, levels),
         "releases": len(releases),
         "planned_releases": plan.steps,
         "released": [
             "a noisy clipped gradient for every step, and with them every model along the way",
             *(f"with each of them, {_BESIDE[number.name]}" for number in plan.beside),
+            *_fed_back(plan),
             *(
                 f"{entry['what']} of all training examples, noise multiplier {entry['noise_multiplier']:g}"
                 for entry in entries
@@ -98,6 +99,32 @@ def _check_filter(plan: PrivacyPlan, levels: Levels) -> None:
     noise = plan.noise
     if isinstance(noise, LossDriven) and not noise.within_budget(plan.sample_rate, levels):
         raise UserError("the ledger holds more releases than its filter allows; this ledger proves nothing")
+
+
+def _fed_back(plan: PrivacyPlan) -> list[str]:
+    amplified = getattr(plan.clipping, "amplified", True)
+    return [] if amplified else ["in each of them, what clipping cut off in earlier batches, up to a bound"]
+
+
+def _sampling(plan: PrivacyPlan) -> dict[str, Any]:
+    if not getattr(plan.clipping, "amplified", True):
+        return {
+            "kind": "accounted without sampling: what is released depends on all earlier batches",
+            "sample_rate": 1.0,
+        }
+    return {"kind": "poisson", "sample_rate": plan.sample_rate}
+
+
+def _clipping(plan: PrivacyPlan) -> dict[str, Any]:
+    described = plan.clipping.to_dict()
+    if isinstance(plan.clipping, Adaptive):  # the norm is the first one: later ones follow what was released
+        return {**described, "first_clipping_norm": described.pop("clipping_norm")}
+    return {**described, "sensitivity": plan.clipping.sensitivity}
+
+
+def _noise(plan: PrivacyPlan, levels: Levels) -> dict[str, Any]:
+    found = {"kind": "gaussian", "levels": [{"noise_multiplier": s, "releases": k} for s, k in levels]}
+    return {**found, "follows_the_released_loss": plan.noise.to_dict()} if isinstance(plan.noise, LossDriven) else found
 
 
 def is_filtered(entries: Sequence[Entry]) -> bool:
@@ -214,6 +241,16 @@ def caveats_of(entries: Sequence[Entry], delta: float) -> tuple[list[str], list[
     )
     caveats.append(ONE_RUN)
     caveats.append("that no layer mixes examples was tried on some of them, not proved")
+    if facts.get("pretrained"):
+        caveats.append(
+            f"the run began with pre-trained weights (SHA-256 {facts['pretrained']}), which are taken as public: if they were "
+            "learned from these examples, what that spent adds to this epsilon"
+        )
+    if isinstance(facts.get("dice"), dict):
+        caveats.append(
+            f"the authors of DiceSGD state epsilon {facts['dice'].get('epsilon_by_the_theorem')} for this noise, under "
+            "assumptions that this certificate does not make"
+        )
     if facts.get("evaluated_on_held_out"):
         caveats.append(HELD_OUT)
     resumed = sum(entry["kind"] == "resume" for entry in entries)

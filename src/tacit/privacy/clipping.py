@@ -198,9 +198,10 @@ class Grouped:
 
     @classmethod
     def balanced(cls, sizes: Mapping[str, int], *, groups: int, clipping_norm: float) -> Grouped:
-        """So many groups of about as many numbers each, from the sizes of the parameters, each clipped at `clipping_norm`.
+        """So many groups of about as many numbers each, from the sizes of the parameters.
 
-        The largest parameters are dealt out first, each to the group that is smallest then.
+        Each group's bound is `clipping_norm / sqrt(groups)`, so that the sensitivity is `clipping_norm`. The largest parameters
+        are dealt out first, each to the group that is smallest then.
 
         >>> Grouped.balanced({"a": 5, "b": 3, "c": 1}, groups=2, clipping_norm=1.0).groups
         (('a',), ('b', 'c'))
@@ -215,7 +216,8 @@ class Grouped:
             totals[smallest] += size
         order = list(sizes)
         dealt = sorted((sorted(names, key=order.index) for names in members), key=lambda names: order.index(names[0]))
-        return cls(tuple(tuple(names) for names in dealt), (clipping_norm,) * groups)
+        bound = check_positive("clipping_norm", clipping_norm) / math.sqrt(groups)
+        return cls(tuple(tuple(names) for names in dealt), (bound,) * groups)
 
     def allocated(self, allocation: str, sizes: Mapping[str, int]) -> Grouped:
         """The same groups with their noise shared out in another way:

@@ -187,7 +187,7 @@ def held_out_of(run_directories: Sequence[str | os.PathLike[str]], changes: Sequ
     302
     """
     directories = [Path(directory) for directory in run_directories]
-    found = [Recipe.load(directory / "recipe.toml", changes).data for directory in directories]
+    found = [Recipe.load(directory / "recipe.toml").data for directory in directories]
     for directory, data in zip(directories, found, strict=True):
         for what in ("source", "held_out", "resize"):
             ours, theirs = getattr(found[0], what), getattr(data, what)

@@ -114,6 +114,8 @@ def train(
         "physical_batch_size": physical_batch_size,
         "facts": facts,
     }
+    if feedback is not None and show_training_loss:
+        raise UserError("error feedback does not show the training loss; leave --show-training-loss out")
     if feedback is not None:
         trainer: PrivateTrainer = DiceTrainer(model, plan=feedback, **common)
     else:

@@ -289,9 +289,9 @@ class PrivateTrainer:
         if len(indices) == 0:
             return
         if self._physical_batch_size is None:
-            self._physical_batch_size = self._gradient.physical_batch_size_for(
-                *self._batch(examples, indices[:_PROBED])
-            )
+            views = int(getattr(self._gradient.loss, "views", 1))
+            few = self._batch(examples, indices[: max(_PROBED // views, 1)])
+            self._physical_batch_size = self._gradient.physical_batch_size_for(*few)
         size = self._physical_batch_size
         for start in range(0, len(indices), size):
             yield self._batch(examples, indices[start : start + size])
@@ -359,7 +359,7 @@ class PrivateTrainer:
             row["training_loss"] = mean_loss(self.model, examples, self.loss, indices)
         if self.diagnostics:
             row["diagnostics"] = diagnosed(
-                self.model, self.loss, self.plan.clipping, examples, self.diagnostics, held_out
+                self.model, self.loss, self._mechanism.clipping, examples, self.diagnostics, held_out
             )
         reporter.measured(row)
         if self.directory is not None:
