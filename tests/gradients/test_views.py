@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from tacit.gradients import ClippedGradient, kernels, reference
 from tacit.gradients.standardized import WeightStandardizedConv2d
-from tacit.learning import TailoredLoss, cross_entropy
-from tacit.learning.views import MeanOverViews
+from tacit.learning import MeanOverViews, TailoredLoss, cross_entropy
 from tacit.models import resnet
 from tacit.privacy.clipping import Flat, Grouped
 from tacit.privacy.validation import UserError

@@ -87,6 +87,59 @@ def test_without_noise_and_with_a_tiny_floor_they_are_torchs(kind, twin, options
     torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.parametrize(("kind", "twin", "options"), TWINS)
+def test_without_noise_the_default_floor_leaves_them_torchs(kind, twin, options):
+    torch.manual_seed(0)
+    ours = nn.Parameter(torch.randn(7, 5, dtype=torch.float64))
+    theirs = nn.Parameter(ours.detach().clone())
+    private, plain = kind([ours], **options), twin([theirs], **options)
+    for step in range(30):
+        gradient = torch.randn(7, 5, dtype=torch.float64)
+        gradient[0] = 0 if step < 9 else gradient[0]  # a row that learns late
+        stepped(private, ours, [gradient], [0.0])
+        theirs.grad = gradient
+        plain.step()
+    torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)  # as much as torch's eps of 1e-8 beside the root
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+def test_the_default_floor_is_a_tenth_of_the_noise_that_is_subtracted(kind, options):
+    """The first gradient is 0 and the others are far below their noise, so that the floor holds everywhere."""
+    stds, gradients = [2.0, 1.0, 0.5], [0.0, 0.01, -0.02]
+    parameter = nn.Parameter(torch.zeros(1, dtype=torch.float64))
+    optimizer = kind([parameter], lr=1.0, **options)
+    noise = first = place = 0.0
+    for step, (gradient, std) in enumerate(zip(gradients, stds, strict=True), 1):
+        stepped(optimizer, parameter, [torch.tensor([gradient])], [std])
+        noise = 0.95 * noise + 0.05 * std**2
+        first = 0.9 * first + 0.1 * gradient
+        if kind is PrivateAdam:
+            place -= first / (1 - 0.9**step) / (0.1 * noise / (1 - 0.95**step)) ** 0.5
+        else:
+            place -= gradient / (0.1 * noise) ** 0.5
+        assert optimizer.second_moment(parameter).item() < 0
+        assert parameter.item() == pytest.approx(place, rel=1e-6)
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+@pytest.mark.parametrize("scale", [2.0**-40, 2.0**20])  # by which floats are scaled without rounding
+def test_with_the_default_floor_only_the_ratio_of_gradient_to_noise_matters(kind, options, scale):
+    stds = [1.0, 3.0, 0.3, 1.0]
+    one, other = (nn.Parameter(torch.zeros(COORDINATES)) for _ in range(2))
+    gradients = noisy(0.3, stds)
+    stepped(kind([one], **options), one, gradients, stds)
+    stepped(kind([other], **options), other, [scale * g for g in gradients], [scale * std for std in stds])
+    assert one.any()
+    torch.testing.assert_close(one, other, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize(("kind", "options"), KINDS)
+def test_noise_too_little_for_its_square_divides_nothing_by_zero(kind, options):
+    parameter = nn.Parameter(torch.zeros(3))
+    stepped(kind([parameter], **options), parameter, [torch.tensor([1e-25, 0.0, 1e-30])], [1e-25])
+    assert parameter.isfinite().all()
+
+
 def test_decoupled_weight_decay_is_that_of_adamw():
     ours, theirs = (nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2))
     private = PrivateAdam([ours], lr=0.1, floor=1e-60, weight_decay=0.5, decoupled_weight_decay=True)
@@ -135,6 +188,11 @@ def test_a_step_without_being_told_of_its_noise_is_refused_and_moves_nothing(kin
         lambda p: PrivateAdam(p, floor=0.0),
         lambda p: PrivateRMSprop(p, alpha=1.0),
         lambda p: PrivateRMSprop(p, momentum=-0.1),
+        lambda p: PrivateRMSprop(p, momentum=1.0),
+        lambda p: PrivateRMSprop(p, momentum=5),
+        lambda p: PrivateRMSprop(p, floor=0.0),
+        lambda p: PrivateAdam(p, decoupled_weight_decay="no"),
+        lambda p: PrivateAdam(p, decoupled_weight_decay=1),
         lambda p: PrivateRMSprop(p).learn_noise({p[0]: -1.0}),
         lambda p: PrivateAdam(p).learn_noise({p[0]: float("nan")}),
     ],
@@ -142,6 +200,22 @@ def test_a_step_without_being_told_of_its_noise_is_refused_and_moves_nothing(kin
 def test_wrong_values_are_refused(wrong):
     with pytest.raises(UserError):
         wrong([nn.Parameter(torch.zeros(1))])
+
+
+@pytest.mark.parametrize("kind", [PrivateAdam, PrivateRMSprop])
+def test_a_second_moment_that_is_not_there_is_told_in_words(kind):
+    moved, left, foreign = (nn.Parameter(torch.zeros(2)) for _ in range(3))
+    optimizer = kind([moved, left])
+    with pytest.raises(UserError, match="no second moment of this parameter before it has moved it"):
+        optimizer.second_moment(moved)
+    assert not optimizer.state, "to ask leaves nothing behind"
+    stepped(optimizer, moved, [torch.ones(2)], [0.5])
+    assert optimizer.second_moment(moved).shape == (2,)
+    with pytest.raises(UserError, match="no second moment of this parameter before it has moved it"):
+        optimizer.second_moment(left)
+    for other in (foreign, "weight"):
+        with pytest.raises(UserError, match="does not hold this parameter"):
+            optimizer.second_moment(other)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

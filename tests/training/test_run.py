@@ -10,10 +10,17 @@ from torch import nn
 from typer.testing import CliRunner
 
 from tacit.cli import app
+from tacit.data import load
 from tacit.models import efficientnet_b0, small_cnn
 from tacit.privacy import PrivacyPlan, UserError, verify
-from tacit.training.building import build_learning_rate_schedule, build_model, build_optimizer, prepare_network
-from tacit.training.recipe import LearningRateSection, ModelSection, OptimizerSection, Recipe
+from tacit.training.building import (
+    build_augmentation,
+    build_learning_rate_schedule,
+    build_model,
+    build_optimizer,
+    prepare_network,
+)
+from tacit.training.recipe import AugmentationSection, LearningRateSection, ModelSection, OptimizerSection, Recipe
 from tacit.training.run import load_model, pick_device, train
 
 PLAN = PrivacyPlan(sample_rate=0.1, steps=30)
@@ -317,3 +324,103 @@ def test_an_interrupted_run_goes_on_with_the_norm_it_had(tmp_path, monkeypatch):
 def test_what_does_not_go_together_is_told_in_a_sentence(changes, message, tmp_path):
     with pytest.raises(UserError, match=message):
         train(Recipe.load("digits", [*QUICK, *changes]), tmp_path / "run")
+
+
+@pytest.mark.parametrize("option", ["mean", "std"])
+@pytest.mark.parametrize(("names", "there"), [(["crop"], "padding"), (["augmix"], "severity, width, depth, alpha")])
+def test_the_constants_of_the_data_are_no_options_of_an_augmentation(option, names, there):
+    section = AugmentationSection(names=names, **{option: 0.5})
+    with pytest.raises(UserError, match=rf"no augmentation.{option} \(of {names[0]} there are: {there}\)"):
+        build_augmentation(section, load("digits").train)
+    with pytest.raises(UserError, match="did you mean 'flip'"):
+        build_augmentation(AugmentationSection(names=["flop"], **{option: 0.5}), load("digits").train)
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"name": "StepLR", "step_size": 0}, "StepLR .* zero"),
+        ({"name": "StepLR", "step_size": 10, "gamma": "low"}, "StepLR .* multiply"),  # in the tenth step
+        ({"name": "CosineAnnealingLR", "eta_min": "low"}, "CosineAnnealingLR .* 'str'"),
+        ({"name": "CosineAnnealingLR", "T_max": 0}, "CosineAnnealingLR .* zero"),
+        ({"name": "OneCycleLR", "max_lr": 1.0, "total_steps": 10}, "OneCycleLR .* Tried to step 11 times"),
+        ({"name": "MultiStepLR", "milestones": 3}, "MultiStepLR cannot be made"),
+    ],
+)
+def test_a_schedule_that_would_fail_in_the_middle_of_a_run_is_refused_before_it(options, reason, tmp_path):
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
+    before = optimizer.state_dict()
+    with pytest.raises(UserError, match=f"learning_rate_schedule: {reason}"):
+        build_learning_rate_schedule(LearningRateSection(**options), optimizer, PLAN)
+    assert optimizer.state_dict() == before
+    changes = [f"learning_rate_schedule.{key}={value}" for key, value in options.items()]
+    with pytest.raises(UserError, match=f"learning_rate_schedule: {reason}"):
+        train(Recipe.load("digits", [*QUICK, *changes]), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("name", "options"), [("SGD", {"momentum": 0.9}), ("PrivateAdam", {})])
+@pytest.mark.parametrize(
+    "schedule", [{"name": "OneCycleLR", "max_lr": 2.0}, {"name": "CyclicLR", "base_lr": 0.1, "max_lr": 1.0}]
+)
+def test_to_try_a_schedule_out_leaves_optimizer_and_schedule_as_they_were_made(name, options, schedule):
+    model = network()
+    start = [parameter.detach().clone() for parameter in model.parameters()]
+    section = OptimizerSection(name=name, lr=0.5, layers={"stem.*": 0.1}, **options)
+    ours, theirs = (build_optimizer(section, model) for _ in range(2))
+    built = build_learning_rate_schedule(LearningRateSection(**schedule), ours, PLAN)
+    given = {key: value for key, value in schedule.items() if key != "name"}
+    given |= {key: [given[key], 0.1 * given[key]] for key in ("base_lr", "max_lr") if key in given}
+    if schedule["name"] == "OneCycleLR":
+        given["total_steps"] = PLAN.steps
+    made = getattr(torch.optim.lr_scheduler, schedule["name"])(theirs, **given)
+    assert built.last_epoch == 0
+    assert built.optimizer is ours
+    for _ in range(3):
+        assert ours.state_dict() == theirs.state_dict()
+        assert built.get_last_lr() == made.get_last_lr()
+        assert built.last_epoch == made.last_epoch
+        for optimizer, walked in ((ours, built), (theirs, made)):
+            optimizer.zero_grad()
+            if name == "PrivateAdam":
+                optimizer.learn_noise({})
+            optimizer.step()
+            walked.step()
+    assert all(torch.equal(now, then) for now, then in zip(model.parameters(), start, strict=True))
+
+
+def frozen_stem():
+    model = network()
+    model["stem"].requires_grad_(False)
+    return model
+
+
+def test_a_factor_is_for_parameters_that_learn():
+    def groups(**layers):
+        model = frozen_stem()
+        built = build_optimizer(OptimizerSection(name="SGD", lr=0.5, layers=layers), model).param_groups
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        return [([names[id(parameter)] for parameter in group["params"]], group["lr"]) for group in built]
+
+    with pytest.raises(
+        UserError, match=r"'stem.\*' matches only parameters that are frozen \(stem.weight, stem.bias\)"
+    ):
+        groups(**{"stem.*": 0.1, "head.*": 2.0})
+    with pytest.raises(UserError, match=r"'tail.\*' matches no parameter \(there are: body.weight.*head.bias\)"):
+        groups(**{"tail.*": 0.1})
+    rest = ["body.weight", "head.weight"]
+    assert groups(**{"*.bias": 2.0}) == [(rest, 0.5), (["body.bias", "head.bias"], 1.0)]
+    assert groups(**{"*.bias": 2.0, "[sh]*.weight": 4.0}) == [
+        (["body.weight"], 0.5),
+        (["body.bias", "head.bias"], 1.0),
+        (["head.weight"], 2.0),
+    ]
+
+
+def test_a_run_with_frozen_layers_and_rates_by_layer_trains_and_resumes(tmp_path):
+    changes = ['model.frozen=["0.*"]', 'optimizer.layers={"*.bias" = 0.1}', "privacy.epochs=0.3", "seed=0"]
+    recipe = Recipe.load("digits", changes)
+    first = train(recipe, tmp_path / "run")
+    assert train(recipe, tmp_path / "run", resume=True).certificate["releases"] == first.certificate["releases"] > 0
+    with pytest.raises(UserError, match="matches only parameters that are frozen"):
+        train(Recipe.load("digits", [*changes, 'optimizer.layers={"0.*" = 0.1}']), tmp_path / "other")

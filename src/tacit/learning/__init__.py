@@ -1,7 +1,16 @@
 """What makes private models accurate: activations, losses, optimizers, averages and augmentation (more to come: curricula)."""
 
 from tacit.learning.activations import ACTIVATIONS, TemperedSigmoid, activation_of
-from tacit.learning.augmentation import AUGMENTATIONS, Augmentation, Compose, Crop, Flip, Views, make_augmentation
+from tacit.learning.augmentation import (
+    AUGMENTATIONS,
+    Augmentation,
+    Compose,
+    Crop,
+    Flip,
+    MeanOverViews,
+    Views,
+    make_augmentation,
+)
 from tacit.learning.augmix import AugMix
 from tacit.learning.averaging import AVERAGINGS, AveragedWeights, Averaging, Exponential, Tail, make_averaging
 from tacit.learning.losses import (
@@ -34,6 +43,7 @@ __all__ = [
     "Focal",
     "Huber",
     "LearnsNoise",
+    "MeanOverViews",
     "PrivateAdam",
     "PrivateRMSprop",
     "Tail",

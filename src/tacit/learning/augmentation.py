@@ -1,14 +1,15 @@
 """Augmentation: each example in another guise at every step, so that a network learns what the guises have in common.
 
 What an image becomes depends on that image and on random numbers, never on another image of the batch, so that it costs no
-privacy; nor do several views of an image, whose gradients are averaged before they are clipped (De et al., "Unlocking
-High-Accuracy Differentially Private Image Classification through Scale", 2022).
+privacy. Nor do several views of an image, whose losses are averaged before the gradient is clipped: their mean is a function of
+one example, and to clip it once costs the same privacy as one view (De et al., "Unlocking High-Accuracy Differentially Private
+Image Classification through Scale", 2022: augmentation multiplicity).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -16,8 +17,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tacit.gradients.batches import LayerOutput
 from tacit.learning.augmix import AugMix
 from tacit.learning.image_operations import check_images, layout_of
+from tacit.learning.losses import PerExampleLoss
 from tacit.learning.named import make_named
 from tacit.privacy.validation import UserError, check_choice, check_count, check_probability, nearest
 
@@ -133,6 +136,44 @@ class Views:
         return views
 
 
+class MeanOverViews:
+    """The mean of a loss over K views of each example: what the model gives is [batch, K, ...], targets are one an example.
+
+    The gradient engine sees `views` and lays the inputs, [batch, K, ...], out for the model; `wants_hidden` is the loss's own.
+
+    >>> from torch import nn
+    >>> loss = MeanOverViews(nn.CrossEntropyLoss(reduction="none"), views=2)
+    >>> logits = torch.tensor([[[0.0, 0.0], [0.0, 50.0]]])  # one example: a view that tells nothing, and one that tells all
+    >>> loss(logits, torch.tensor([1]))
+    tensor([0.3466])
+    """
+
+    def __init__(self, loss: PerExampleLoss, views: int) -> None:
+        self.loss, self.views = loss, check_count("views", views)
+
+    @property
+    def wants_hidden(self) -> bool:
+        """Whether the loss wants to see the hidden layers."""
+        return bool(getattr(self.loss, "wants_hidden", False))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """For a loss that changes with time."""
+        begin_epoch = getattr(self.loss, "begin_epoch", None)
+        if begin_epoch is not None:
+            begin_epoch(epoch)
+
+    def __call__(self, outputs: Tensor, targets: Tensor, layers: list[LayerOutput] | None = None) -> Tensor:
+        if not isinstance(outputs, Tensor):
+            raise UserError(f"the mean over views is of one output, a tensor, not of a {type(outputs).__name__}")
+        rows, repeated = outputs.flatten(0, 1), torch.repeat_interleave(targets, self.views, dim=0)
+        if layers is None:
+            losses = self.loss(rows, repeated)
+        else:
+            hidden = [LayerOutput(layer.output.flatten(0, 1), layer.weight) for layer in layers]
+            losses = self.loss(rows, repeated, hidden)
+        return losses.view(len(targets), self.views).mean(dim=1)
+
+
 AUGMENTATIONS: Mapping[str, Callable[..., Augmentation]] = {"flip": Flip, "crop": Crop, "augmix": AugMix}
 
 
@@ -153,12 +194,7 @@ def make_augmentation(
     >>> make_augmentation(["flip"], mean=0.5, std=0.25, views=4)
     Views(count=4, augmentation=Flip(probability=0.5))
     """
-    if isinstance(names, str) or not names:
-        raise UserError(f"augmentation.names must be a list such as ['flip', 'crop'], not {names!r}")
-    for name in names:
-        check_choice("augmentation", name, AUGMENTATIONS)
-    for option in options:
-        _check_option(option, names)
+    check_options(names, options)
     made = []
     for name in names:
         own = {option: value for option, value in options.items() if option in _options(name)}
@@ -168,6 +204,24 @@ def make_augmentation(
         made.append(augmentation)
     whole = made[0] if len(made) == 1 else Compose(made)
     return whole if check_count("augmentation.views", views) == 1 else Views(views, whole)
+
+
+def check_options(names: Sequence[str], options: Iterable[str]) -> None:
+    """Raise a UserError if one of these names is no augmentation's, or one of these options is of none of them.
+
+    `mean` and `std` are no options: they are those of the data.
+
+    >>> check_options(["crop"], ["mean"])
+    Traceback (most recent call last):
+    ...
+    tacit.privacy.validation.UserError: there is no augmentation.mean (of crop there are: padding)
+    """
+    if isinstance(names, str) or not names:
+        raise UserError(f"augmentation.names must be a list such as ['flip', 'crop'], not {names!r}")
+    for name in names:
+        check_choice("augmentation", name, AUGMENTATIONS)
+    for option in options:
+        _check_option(option, names)
 
 
 def _options(name: str) -> list[str]:

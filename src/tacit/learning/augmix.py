@@ -128,13 +128,13 @@ class AugMix:
         signs = 2 * torch.randint(2, shape, generator=generator, device=device) - 1
         # torch draws neither law with a generator of one's own
         seed = torch.randint(2**63 - 1, (), generator=generator, device=device)
-        numpy = np.random.default_rng(int(seed))
+        chance = np.random.default_rng(int(seed))
         return Draw(
             operations=operations,
             levels=_MILDEST + (self.severity - _MILDEST) * uniform,
             signs=signs,
-            weights=torch.from_numpy(numpy.dirichlet([self.alpha] * self.width, size=batch)),
-            shares=torch.from_numpy(numpy.beta(self.alpha, self.alpha, size=batch)),
+            weights=torch.from_numpy(chance.dirichlet([self.alpha] * self.width, size=batch)),
+            shares=torch.from_numpy(chance.beta(self.alpha, self.alpha, size=batch)),
         )
 
     def __call__(self, images: Tensor, generator: torch.Generator) -> Tensor:

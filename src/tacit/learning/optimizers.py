@@ -18,6 +18,10 @@ from torch.optim import Optimizer
 
 from tacit.privacy.validation import UserError, check_not_negative, check_positive
 
+_SHARE = 0.1  # of the noise's variance, where no floor is given
+_WITHOUT_NOISE = 1e-8**2  # torch's eps, which stands beside a root
+_SMALLEST = torch.finfo(torch.float32).tiny  # what is less would be rounded to 0
+
 
 @runtime_checkable
 class LearnsNoise(Protocol):
@@ -66,13 +70,33 @@ class _Corrected(Optimizer):
         return loss
 
     def second_moment(self, parameter: Tensor) -> Tensor:
-        """The estimate of E[g^2] without the noise, before the floor: it may be negative."""
-        groups = (group for group in self.param_groups if any(parameter is other for other in group["params"]))
-        return self._estimate(next(groups), self.state[parameter])
+        """The estimate of E[g^2] without the noise, before the floor: it may be negative. There is none before the first step."""
+        for group in self.param_groups:
+            if any(parameter is other for other in group["params"]):
+                state = self.state.get(parameter, {})
+                if "second_moment" not in state:
+                    raise UserError(
+                        f"{type(self).__name__} has no second moment of this parameter before it has moved it; "
+                        "ask after a step that has a gradient of it"
+                    )
+                return self._estimate(group, state)
+        raise UserError(f"{type(self).__name__} does not hold this parameter; ask for one that it was made with")
 
     def _estimate(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
         estimate: Tensor = state["second_moment"] - state["noise_moment"]
-        return estimate
+        return estimate.div_(self._weight(group, state))
+
+    def _root(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
+        """What a gradient is divided by: sqrt(max(v - n, gamma)), with a gamma made from the very n that is subtracted."""
+        floor = group["floor"]
+        if floor is None:
+            noise = state["noise_moment"] / self._weight(group, state)
+            floor = max(_SHARE * noise, _SMALLEST) if noise else _WITHOUT_NOISE
+        return self._estimate(group, state).clamp_(min=floor).sqrt_()
+
+    def _weight(self, group: dict[str, Any], state: dict[str, Any]) -> float:
+        """How much of a whole average v and n are, having begun at 0; 1 where that is left as it is."""
+        return 1.0
 
     def _move(self, group: dict[str, Any], parameter: Tensor, gradient: Tensor, variance: float) -> None:
         raise NotImplementedError
@@ -103,13 +127,15 @@ class PrivateAdam(_Corrected):
         m_t = b1 * m_(t-1) + (1 - b1) * g_t
         v_t = b2 * v_(t-1) + (1 - b2) * g_t^2
         n_t = b2 * n_(t-1) + (1 - b2) * s_t^2
-        theta <- theta - lr * m_t / (1 - b1^t) / sqrt(max((v_t - n_t) / (1 - b2^t), gamma))
+        gamma_t = 0.1 * n_t / (1 - b2^t), or the floor that is given
+        theta <- theta - lr * m_t / (1 - b1^t) / sqrt(max((v_t - n_t) / (1 - b2^t), gamma_t))
 
     `decoupled_weight_decay` makes it AdamW: theta <- (1 - lr * weight_decay) * theta instead, before the update.
 
-    `floor` is gamma, in the place of Adam's eps, and matters as much as lr: where a gradient drowns in its noise, v - n is
-    about 0, often below, and the step is lr * m / sqrt(gamma). The farther gamma lies below s^2, the wilder such coordinates
-    move; far above all of v - n, it makes SGD of the whole. Start with a tenth of s^2.
+    gamma is in the place of Adam's eps, and matters as much as lr: where a gradient drowns in its noise, v - n is about 0, often
+    below, and the step is lr * m / sqrt(gamma). The farther gamma lies below s^2, the wilder such coordinates move; far above all
+    of v - n, it makes SGD of the whole. So it is a tenth of the noise's variance, whatever the scale of the gradients, if `floor`
+    is None, and the same number at every step if `floor` is one. Without any noise (n = 0) it is 1e-16, torch's eps squared.
 
     >>> parameter = torch.nn.Parameter(torch.zeros(1))
     >>> optimizer = PrivateAdam([parameter], lr=0.1)
@@ -125,22 +151,24 @@ class PrivateAdam(_Corrected):
         params: Any,
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
-        floor: float = 1e-8,
+        floor: float | None = None,
         weight_decay: float = 0.0,
         decoupled_weight_decay: bool = False,
     ) -> None:
         first, second = betas
+        if not isinstance(decoupled_weight_decay, bool):
+            raise UserError(f"decoupled_weight_decay must be true or false, not {decoupled_weight_decay!r}")
         defaults = {
             "lr": check_not_negative("lr", lr),
             "betas": (_check_decay("betas[0]", first), _check_decay("betas[1]", second)),
-            "floor": check_positive("floor", floor),
+            "floor": None if floor is None else check_positive("floor", floor),
             "weight_decay": check_not_negative("weight_decay", weight_decay),
-            "decoupled_weight_decay": bool(decoupled_weight_decay),
+            "decoupled_weight_decay": decoupled_weight_decay,
         }
         super().__init__(params, defaults)
 
-    def _estimate(self, group: dict[str, Any], state: dict[str, Any]) -> Tensor:
-        return super()._estimate(group, state).div_(1 - group["betas"][1] ** state["step"])
+    def _weight(self, group: dict[str, Any], state: dict[str, Any]) -> float:
+        return float(1 - group["betas"][1] ** state["step"])
 
     def _move(self, group: dict[str, Any], parameter: Tensor, gradient: Tensor, variance: float) -> None:
         (first, second), lr, weight_decay = group["betas"], group["lr"], group["weight_decay"]
@@ -154,7 +182,7 @@ class PrivateAdam(_Corrected):
         state["step"] += 1
         state["first_moment"].lerp_(gradient, 1 - first)
         self._remember(state, gradient, variance, second)
-        update = state["first_moment"] / self._estimate(group, state).clamp_(min=group["floor"]).sqrt_()
+        update = state["first_moment"] / self._root(group, state)
         parameter.sub_(update, alpha=lr / (1 - first ** state["step"]))
 
 
@@ -165,10 +193,11 @@ class PrivateRMSprop(_Corrected):
 
         v_t = alpha * v_(t-1) + (1 - alpha) * g_t^2
         n_t = alpha * n_(t-1) + (1 - alpha) * s_t^2
-        b_t = momentum * b_(t-1) + g_t / sqrt(max(v_t - n_t, gamma))
+        gamma_t = 0.1 * n_t, or the floor that is given
+        b_t = momentum * b_(t-1) + g_t / sqrt(max(v_t - n_t, gamma_t))
         theta <- theta - lr * b_t
 
-    `floor` is gamma; of it holds what `PrivateAdam` says. v and n start at 0, as in torch, so that the first steps are longer.
+    Of gamma and `floor` holds what `PrivateAdam` says. v and n start at 0, as in torch, so that the first steps are longer.
 
     >>> parameter = torch.nn.Parameter(torch.zeros(1))
     >>> optimizer = PrivateRMSprop([parameter], lr=0.1, alpha=0.75)
@@ -184,16 +213,16 @@ class PrivateRMSprop(_Corrected):
         params: Any,
         lr: float = 1e-2,
         alpha: float = 0.99,
-        floor: float = 1e-8,
+        floor: float | None = None,
         weight_decay: float = 0.0,
         momentum: float = 0.0,
     ) -> None:
         defaults = {
             "lr": check_not_negative("lr", lr),
             "alpha": _check_decay("alpha", alpha),
-            "floor": check_positive("floor", floor),
+            "floor": None if floor is None else check_positive("floor", floor),
             "weight_decay": check_not_negative("weight_decay", weight_decay),
-            "momentum": check_not_negative("momentum", momentum),
+            "momentum": _check_decay("momentum", momentum),
         }
         super().__init__(params, defaults)
 
@@ -202,7 +231,7 @@ class PrivateRMSprop(_Corrected):
         if group["weight_decay"]:
             gradient = gradient.add(parameter, alpha=group["weight_decay"])
         self._remember(state, gradient, variance, group["alpha"])
-        update = gradient / self._estimate(group, state).clamp_(min=group["floor"]).sqrt_()
+        update = gradient / self._root(group, state)
         if group["momentum"]:
             if "momentum" not in state:
                 state["momentum"] = torch.zeros_like(gradient)

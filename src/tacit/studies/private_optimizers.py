@@ -155,7 +155,7 @@ def _better() -> list[Variant]:
         Variant("better/flip-crop", {**base, "augmentation": {"names": ["flip", "crop"], "padding": 4}}),
         Variant("better/views-4", {**base, "augmentation": {"names": ["flip", "crop"], "padding": 4, "views": 4}}),
         Variant("better/automatic", merged(base, privacy={"clipping": "automatic"})),
-        Variant("better/corrected", merged(base, optimizer={"name": "PrivateRMSprop", "lr": 2e-3, "floor": 1e-7})),
+        Variant("better/corrected", merged(base, optimizer={"name": "PrivateRMSprop", "lr": 2e-3})),
     ]
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch.optim import Optimizer, lr_scheduler
 
 from tacit.data import Dataset
 from tacit.learning import PRIVATE_OPTIMIZERS, Augmentation, activation_of, make_augmentation
+from tacit.learning.augmentation import check_options
 from tacit.models import Pretrained, build, freeze, load_pretrained
 from tacit.models.folding import fold_norms
 from tacit.models.standardize import Standardize
@@ -92,10 +95,13 @@ def build_optimizer(section: OptimizerSection, model: nn.Module) -> Optimizer:
 
 
 def _by_layer(model: nn.Module, factors: Mapping[str, float]) -> list[dict[str, Any]]:
-    """The model's parameters in groups: those that no pattern matches, then one group a pattern, with its factor."""
+    """The parameters that learn, in groups: those that no pattern matches, then one group a pattern, with its factor."""
     groups: dict[str | None, list[nn.Parameter]] = {None: [], **{pattern: [] for pattern in factors}}
-    names = []
+    names, frozen = [], []
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            frozen.append(name)
+            continue
         found = [pattern for pattern in factors if fnmatchcase(name, pattern)]
         if len(found) > 1:
             raise UserError(
@@ -104,8 +110,15 @@ def _by_layer(model: nn.Module, factors: Mapping[str, float]) -> list[dict[str, 
         groups[found[0] if found else None].append(parameter)
         names.append(name)
     for pattern in factors:
-        if not groups[pattern]:
-            raise UserError(f"optimizer.layers: {pattern!r} matches no parameter (there are: {', '.join(names)})")
+        if groups[pattern]:
+            continue
+        still = [name for name in frozen if fnmatchcase(name, pattern)]
+        if still:
+            raise UserError(
+                f"optimizer.layers: {pattern!r} matches only parameters that are frozen ({', '.join(still)}); "
+                "leave the pattern out, or do not freeze them"
+            )
+        raise UserError(f"optimizer.layers: {pattern!r} matches no parameter (there are: {', '.join(names)})")
     return [
         {"params": members, "factor": 1.0 if pattern is None else factors[pattern]}
         for pattern, members in groups.items()
@@ -123,13 +136,17 @@ def build_augmentation(section: AugmentationSection, data: Dataset) -> Augmentat
     """
     if len(data.input_shape) != 3:
         raise UserError(f"augmentation is of images, and an example here has the shape {list(data.input_shape)}")
-    return make_augmentation(section.names, data.mean, data.std, views=section.views, **(section.model_extra or {}))
+    options = section.model_extra or {}
+    check_options(section.names, options)  # a recipe's mean or std would else be taken for the data's
+    return make_augmentation(section.names, data.mean, data.std, views=section.views, **options)
 
 
 def build_learning_rate_schedule(
     section: LearningRateSection, optimizer: Optimizer, plan: PrivacyPlan
 ) -> lr_scheduler.LRScheduler | None:
     """Any schedule of torch.optim.lr_scheduler, stepped once a step; where it has a length, that is the plan's by default.
+
+    It is tried out on the plan's steps first, as what fails in the middle of a run has cost privacy by then.
 
     >>> optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
     >>> plan = PrivacyPlan(sample_rate=0.1, steps=50)
@@ -153,10 +170,39 @@ def build_learning_rate_schedule(
     for rate in ("base_lr", "max_lr"):  # set by the schedule where others scale what is there
         if isinstance(options.get(rate), int | float) and len(factors) > 1:
             options[rate] = [options[rate] * factor for factor in factors]
-    schedule: lr_scheduler.LRScheduler = _made(
-        kinds[section.name], section.name, "learning_rate_schedule", options, optimizer
-    )
+    make = partial(_made, kinds[section.name], section.name, "learning_rate_schedule", options)
+    _try_out(section.name, make, optimizer, plan.steps)
+    schedule: lr_scheduler.LRScheduler = make(optimizer)
     return schedule
+
+
+class _Still(Optimizer):
+    """An optimizer with the groups of another, and their options, that moves nothing: for a schedule to be tried out on."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        own = [{"params": [nn.Parameter(torch.zeros(1))], **copy.deepcopy(group)} for group in groups]
+        super().__init__(own, copy.deepcopy(optimizer.defaults))
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        """Nothing; torch's schedules want it to be called."""
+
+
+def _try_out(name: str, make: Callable[[Optimizer], Any], optimizer: Optimizer, steps: int) -> None:
+    """Take the steps of a plan with a schedule like the one to be made, far from the optimizer that it is made for."""
+    try:
+        still = _Still(optimizer)
+        schedule = make(still)
+        for _ in range(steps):
+            still.step()
+            schedule.step()
+    except UserError:
+        raise
+    except Exception as error:  # of whatever kind: a schedule's options are checked by its arithmetic alone
+        reason = str(error) or type(error).__name__
+        raise UserError(
+            f"learning_rate_schedule: {name} does not last for the {steps} steps of the plan with these options: {reason}"
+        ) from None
 
 
 def _made(kind: Callable[..., Any], name: str, section: str, options: dict[str, Any], subject: Any) -> Any:

@@ -17,11 +17,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tacit.gradients import ClippedGradient
-from tacit.learning.augmentation import Augmentation, Views
+from tacit.learning.augmentation import Augmentation, MeanOverViews, Views
 from tacit.learning.averaging import AveragedWeights, Averaging
 from tacit.learning.losses import PerExampleLoss
 from tacit.learning.optimizers import LearnsNoise
-from tacit.learning.views import MeanOverViews
 from tacit.models.standardize import Standardize
 from tacit.privacy.beside import LOSS
 from tacit.privacy.certificate import certificate_of, sha256_of
