@@ -63,7 +63,9 @@ def convolutions(draw: Callable, dimensions: int | None = None, plain: bool = Fa
     padding: str | tuple[int, ...] = draw(st.sampled_from(["valid", "same", each(0, 2)]))
     if padding == "same":
         stride = (1,) * dims
-    if channels == 1:  # torch 2.13 convolves one channel, laid out as if it were last, wrongly if strides are not all equal
+    if (
+        channels == 1
+    ):  # torch 2.13 convolves one channel, laid out as if it were last, wrongly if strides are not all equal
         stride = (stride[0],) * dims
     size = tuple(d * (k - 1) + 1 + more for d, k, more in zip(dilation, kernel, each(1, 4)))
     layer = [nn.Conv1d, nn.Conv2d, nn.Conv3d][dims - 1](
