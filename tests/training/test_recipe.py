@@ -132,6 +132,10 @@ GROUPS = 'must be a number of groups, "layers", or a list of name patterns each 
             "augmentation.names=flip",
             "augmentation.names: input should be a valid list of words, such as [\"flip\"], not 'flip'",
         ),
+        (
+            "model.frozen=2026-01-01",
+            "model.frozen: input should be a valid list of words, not datetime.date(2026, 1, 1)",
+        ),
         ("optimizer.layers.0.*=0.1", "such as { \"stem.*\" = 0.1 }, not {'0': {'*': 0.1}}"),
     ],
 )

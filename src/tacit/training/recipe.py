@@ -328,7 +328,8 @@ def _sentence(error: ValidationError, values: Any) -> str:
     if first["type"] == "missing":
         return f"{key} is missing"
     if first["type"] == "value_error":
-        return message if not key or key in message else f"{key}: {message}"
+        said = not key or message.startswith((key + " ", f"unknown {key} "))
+        return message if said else f"{key}: {message}"
     if isinstance(kind, type) and issubclass(kind, Section):
         some = next(iter(kind.model_fields))
         like = "" if not isinstance(value, str) else f"={json.dumps([value]) if some == 'names' else value}"
@@ -336,8 +337,9 @@ def _sentence(error: ValidationError, values: Any) -> str:
     kinds = kinds_of(kind)
     if len(kinds) == 1 and not first["type"].endswith(("_type", "_parsing", "_from_float")):
         return f"{key}: {message}, not {shown(value)}"
-    example = {"list of words": f", such as {json.dumps([value])}", "table of numbers": ', such as { "stem.*" = 0.1 }'}
-    such_as = example.get(kinds[0], "") if isinstance(value, str) or kinds[0] == "table of numbers" else ""
+    such_as = ', such as { "stem.*" = 0.1 }' if kinds == ["table of numbers"] else ""
+    if kinds == ["list of words"] and isinstance(value, str):
+        such_as = f", such as {json.dumps([value])}"
     return f"{key}: input should be a valid {listed(kinds)}{such_as}, not {shown(value)}"
 
 
