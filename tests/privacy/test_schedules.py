@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tacit.privacy import Constant, Linear, NoiseSchedule, UserError
+from tacit.privacy.driven import LossDriven
 from tacit.privacy.schedules import levels, schedule_from_dict, schedule_from_text
 
 sigma = st.floats(0, 1e3)
@@ -56,6 +57,17 @@ def test_a_schedule_survives_the_command_line(first, last):
     assert schedule_from_text(f"constant:{first!r}") == Constant(first)
 
 
+def test_a_loss_driven_schedule_takes_its_reference_loss_as_a_third_number():
+    assert schedule_from_text("loss-driven:1:3") == LossDriven(
+        1.0, 3.0, reference=math.log(10), loss_bound=2 * math.log(10)
+    )
+    given = schedule_from_text("loss-driven:1:3:0.69")
+    assert given == LossDriven(1.0, 3.0, reference=0.69, loss_bound=1.38)
+    assert given.multiplier_at(0.69) == given.multiplier_at(5.0) == 1.0
+    assert given.multiplier_at(0.35) > 1.0
+    assert schedule_from_dict(given.to_dict()) == given
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -69,6 +81,11 @@ def test_a_schedule_survives_the_command_line(first, last):
         lambda: schedule_from_text("linear:5:x"),
         lambda: schedule_from_text("constant:1:2"),
         lambda: schedule_from_text("constant:nan"),
+        lambda: schedule_from_text("linear:5:1:2"),
+        lambda: schedule_from_text("loss-driven:1"),
+        lambda: schedule_from_text("loss-driven:1:3:0"),
+        lambda: schedule_from_text("loss-driven:1:3:nan"),
+        lambda: schedule_from_text("loss-driven:1:3:1:2"),
         lambda: schedule_from_text("lineal:5:1"),
         lambda: schedule_from_text(""),
         lambda: schedule_from_dict({"kind": "linear", "first": 1.0}),

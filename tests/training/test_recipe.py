@@ -1,6 +1,7 @@
 """Recipes say everything that makes a run, and refuse what they do not understand."""
 
 import tomllib
+from typing import get_args
 
 import pytest
 
@@ -69,9 +70,10 @@ def test_the_plan_is_the_one_the_recipe_describes():
         ("data.held_out=1", "less than 1"),
         ("optimizer.lr=nan", "lr must be a finite number"),
         ('optimizer.layers={"stem.*" = -1.0}', "the factor of 'stem.\\*' must be a finite number above 0"),
-        ("optimizer.layers=0.1", "valid dictionary"),
+        ("optimizer.layers=0.1", "valid table of numbers"),
         ("learning_rate_schedule.kind=cosine", "name is missing"),
         ("seed=-1", "greater than or equal to 0"),
+        ("augmentation.views=65", "less than or equal to 64, not 65"),
         ("epsilon", "key=value"),
         ("data.source.name=3", "not a section"),
     ],
@@ -104,6 +106,180 @@ def test_a_batch_larger_than_the_data_is_refused():
         Recipe.load("digits").plan(100)
 
 
-def test_several_norms_without_groups_are_refused():
-    with pytest.raises(UserError, match=r"need privacy\.groups"):
+GROUPS = 'must be a number of groups, "layers", or a list of name patterns each such as [["stem.*"], ["head.*"]]'
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("privacy.groups=2.5", f"privacy.groups {GROUPS}, not 2.5"),
+        ("privacy.groups=true", f"privacy.groups {GROUPS}, not true"),
+        ("privacy.groups=layer", f"privacy.groups {GROUPS}, not 'layer'; did you mean 'layers'?"),
+        ("privacy.groups=['a*']", f"privacy.groups {GROUPS}, not ['a*']"),
+        (
+            "privacy.clipping_norm=one",
+            "privacy.clipping_norm: input should be a valid number or list of numbers, not 'one'",
+        ),
+        ("privacy.clipping_norm=[1,'a']", "a valid number or list of numbers, not [1, 'a']"),
+        ("data.resize=8.5", "data.resize: input should be a valid whole number or list of whole numbers, not 8.5"),
+        ("model.activation=3", "model.activation: input should be a valid word or list of words, not 3"),
+        (
+            "augmentation=flip",
+            "augmentation is a section, not a value such as 'flip'; set a key of it, such as augmentation.names=[\"flip\"]",
+        ),
+        ("privacy=3", "privacy is a section, not a value such as 3; set a key of it, such as privacy.epsilon"),
+        (
+            "augmentation.names=flip",
+            "augmentation.names: input should be a valid list of words, such as [\"flip\"], not 'flip'",
+        ),
+        (
+            "model.frozen=2026-01-01",
+            "model.frozen: input should be a valid list of words, not datetime.date(2026, 1, 1)",
+        ),
+        ("optimizer.layers.0.*=0.1", "such as { \"stem.*\" = 0.1 }, not {'0': {'*': 0.1}}"),
+    ],
+)
+def test_a_refusal_names_the_key_the_value_and_what_is_allowed(change, says):
+    with pytest.raises(UserError) as refusal:
+        Recipe.load("digits", [change])
+    assert str(refusal.value).startswith("the recipe 'digits': ")
+    assert str(refusal.value).endswith(says)
+
+
+def _takes(annotation, *kinds):
+    return annotation in kinds or any(_takes(part, *kinds) for part in get_args(annotation))
+
+
+NUMBERS = [
+    f"{section}.{key}" if section else key
+    for section, kind in [("", Recipe), *((key, field.annotation) for key, field in Recipe.model_fields.items())]
+    for key, field in getattr(kind, "model_fields", {}).items()
+    if _takes(field.annotation, int, float)
+]
+
+
+@pytest.mark.parametrize("key", [*NUMBERS, "optimizer.lr", "optimizer.momentum"])
+def test_true_is_no_number(key):
+    assert len(NUMBERS) > 20
+    with pytest.raises(UserError, match="not true"):
+        Recipe.load("digits", [f"{key}=true"])
+
+
+def test_a_whole_number_may_be_written_as_a_float_and_a_float_as_a_whole_number():
+    recipe = Recipe.load("digits", ["privacy.batch_size=1e2", "privacy.epochs=2", "data.resize=[8, 8.0]"])
+    assert (recipe.privacy.batch_size, recipe.privacy.epochs, recipe.data.resize) == (100, 2.0, [8, 8])
+    assert isinstance(recipe.privacy.batch_size, int)
+    assert isinstance(recipe.privacy.epochs, float)
+
+
+def test_several_norms_without_groups_are_refused_and_every_kind_of_groups_is_named():
+    with pytest.raises(
+        UserError, match=r'need privacy\.groups: a number of groups, "layers", or a list of name patterns'
+    ):
         Recipe.load("digits", ["privacy.clipping_norm=[1,2]"]).plan(1000)
+
+
+@pytest.mark.parametrize(
+    ("change", "mend"),
+    [
+        ("privacy.noise_allocation=depth", "leave privacy.noise_allocation out"),
+        ("privacy.noise_shape=[1,2]", "leave privacy.noise_shape out"),
+        ("privacy.groups=2", "leave privacy.groups out"),
+        ("privacy.clipping_norm=[1,2]", "give one privacy.clipping_norm"),
+    ],
+)
+def test_adaptive_clipping_has_one_norm_and_no_allocation(change, mend):
+    with pytest.raises(UserError, match=f"one norm for the whole gradient and no allocation of its noise; {mend}$"):
+        Recipe.load("digits", ["privacy.clipping=adaptive", change]).plan(1000)
+
+
+@pytest.mark.parametrize("quantile", [0, 1, -0.5, 1.5])
+def test_a_quantile_lies_strictly_between_0_and_1(quantile):
+    with pytest.raises(UserError, match="quantile must lie strictly between 0 and 1"):
+        Recipe.load("digits", ["privacy.clipping=adaptive", f"privacy.quantile={quantile}"]).plan(1000)
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        (["privacy.groups=layers"], "privacy.groups"),
+        (["privacy.groups=[['a*'],['b*']]"], "privacy.groups"),
+        (["privacy.noise_allocation=depth"], "privacy.noise_allocation"),
+        (["privacy.clipping_norm=[1,2]"], "several norms in privacy.clipping_norm"),
+        (["privacy.clipping=adaptive"], 'privacy.clipping = "adaptive"'),
+        (["privacy.schedule=linear:2:1"], "privacy.schedule"),
+        (["privacy.epsilon=none", "privacy.noise_multiplier=2"], "privacy.noise_multiplier"),
+        (['augmentation.names=["flip"]'], "augmentation.names"),
+        (["diagnostics=5"], "diagnostics"),
+        (["model.features=scattering", "model.normalization=standard"], 'model.normalization = "standard"'),
+    ],
+)
+def test_error_feedback_names_the_key_that_it_does_not_go_with(changes, key):
+    with pytest.raises(UserError) as refusal:
+        Recipe.load("digits", ["privacy.error_norm=0.01", *changes]).feedback_plan(1000)
+    assert str(refusal.value).startswith(f"error feedback does not go with {key};")
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_another_name_takes_the_old_ones_options_out_but_not_those_of_the_changes(order):
+    recipe = Recipe.load("digits", ["optimizer.name=PrivateAdam", "optimizer.floor=1e-4"][::order])
+    assert recipe.optimizer.model_dump(exclude_none=True) == {"name": "PrivateAdam", "floor": 1e-4}
+    same = Recipe.load("digits", ["optimizer.name=SGD", "optimizer.lr=2"][::order])
+    assert same.optimizer.model_extra == {"lr": 2, "momentum": 0.9}
+
+
+OPTIONS = """
+[privacy]
+epsilon = 3.0
+batch_size = 64
+[loss]
+name = "focal"
+gamma = 3.0
+[optimizer]
+lr = 0.5
+layers = { "stem.*" = 0.1 }
+[learning_rate_schedule]
+name = "StepLR"
+step_size = 5
+[averaging]
+name = "tail"
+fraction = 0.5
+"""
+
+
+@pytest.mark.parametrize(
+    ("change", "section", "left"),
+    [
+        ("loss.name=huber", "loss", {"name": "huber"}),
+        ("loss.name=none", "loss", {"name": "cross-entropy"}),
+        ("learning_rate_schedule.name=CosineAnnealingLR", "learning_rate_schedule", {"name": "CosineAnnealingLR"}),
+        ("averaging.name=exponential", "averaging", {"name": "exponential"}),
+        ("averaging.name=none", "averaging", {}),
+        ("optimizer.name=Adam", "optimizer", {"name": "Adam", "layers": {"stem.*": 0.1}}),
+        ("optimizer.name=SGD", "optimizer", {"name": "SGD", "layers": {"stem.*": 0.1}, "lr": 0.5}),
+    ],
+)
+def test_in_every_section_with_options_they_go_with_their_name(change, section, left, tmp_path):
+    path = tmp_path / "my.toml"
+    path.write_text(OPTIONS)
+    recipe, before = Recipe.load(path, [change]), Recipe.load(path)
+    assert getattr(recipe, section).model_dump(exclude_none=True) == left
+    assert recipe.model_dump(exclude={section}) == before.model_dump(exclude={section})
+
+
+@pytest.mark.parametrize("pattern", ["0.*", "stem.0.weight", "a=b", "*"])
+def test_a_pattern_in_quotes_is_one_key(pattern):
+    for quote in "\"'":
+        changes = [f"optimizer.layers.{quote}{pattern}{quote}=0.1", "optimizer.layers.head=2"]
+        assert Recipe.load("digits", changes).optimizer.layers == {pattern: 0.1, "head": 2.0}
+
+
+@pytest.mark.parametrize("change", ['optimizer.layers."0.*=0.1', '="x"', ".seed=1", "seed.=1", 'optimizer."\\q"=1'])
+def test_a_key_that_cannot_be_read_is_refused(change):
+    with pytest.raises(UserError, match=r"key=value|cannot be read"):
+        Recipe.load("digits", [change])
+
+
+def test_the_reference_loss_of_a_schedule_reaches_the_plan():
+    noise = Recipe.load("digits", ["privacy.schedule=loss-driven:1:3:0.69"]).plan(1000).noise
+    assert (noise.reference, noise.loss_bound) == (0.69, 1.38)

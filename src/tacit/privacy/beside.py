@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from tacit.privacy.validation import UserError, check_not_negative, check_positive, check_probability
+from tacit.privacy.validation import UserError, check_finite, check_not_negative, check_positive
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,7 +91,7 @@ class Adaptive:
             object.__setattr__(self, name, check_positive(name, getattr(self, name)))
         if self.rate > 1:
             raise UserError(f"rate must be at most 1, not {self.rate!r}; 0.2 is usual")
-        if not 0 < check_probability("quantile", self.quantile) < 1:
+        if not 0 < check_finite("quantile", self.quantile) < 1:
             raise UserError(f"quantile must lie strictly between 0 and 1, not {self.quantile!r}")
         object.__setattr__(self, "share", check_share(self.share))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 from tacit.privacy.driven import LossDriven
-from tacit.privacy.validation import UserError, check_choice, check_count, check_not_negative
+from tacit.privacy.validation import UserError, check_choice, check_count, check_not_negative, check_positive
 
 
 @runtime_checkable
@@ -112,20 +112,27 @@ def schedule_from_dict(description: dict[str, Any]) -> NoiseSchedule:
 
 
 def schedule_from_text(text: str) -> NoiseSchedule:
-    """The schedule of a command line: `constant:SIGMA`, `linear:FROM:TO` or `loss-driven:FROM:TO`.
+    """The schedule of a command line: `constant:SIGMA`, `linear:FROM:TO` or `loss-driven:FROM:TO[:REFERENCE]`.
+
+    The third number of the last is its reference loss (ln 10 if left out), at which and above which the noise is the smallest;
+    each example's loss is cut at twice that.
 
     >>> schedule_from_text("linear:5:1")
     Linear(first=5.0, last=1.0)
+    >>> schedule = schedule_from_text("loss-driven:1:3:0.69")
+    >>> schedule.reference, schedule.loss_bound
+    (0.69, 1.38)
     """
     kind, *numbers = text.split(":")
-    check_choice("noise schedule", kind, _KINDS)
-    wanted = 1 if kind == "constant" else 2
+    form = {"constant": "SIGMA", "linear": "FROM:TO", "loss-driven": "FROM:TO[:REFERENCE]"}
+    check_choice("noise schedule", kind, form)
     try:
         values = [float(number) for number in numbers]
     except ValueError:
         values = []
-    if len(values) != wanted:
-        form = "constant:SIGMA" if kind == "constant" else f"{kind}:FROM:TO"
-        raise UserError(f"a {kind} noise schedule is written {form}, not {text!r}")
+    if len(values) not in {"constant": (1,), "linear": (2,), "loss-driven": (2, 3)}[kind]:
+        raise UserError(f"a {kind} noise schedule is written {kind}:{form[kind]}, not {text!r}")
+    if len(values) == 3:
+        values.append(2 * check_positive("the reference loss", values[2]))
     schedule: NoiseSchedule = _KINDS[kind](*values)
     return schedule

@@ -5,7 +5,7 @@ This file imports neither torch nor the data, so that listing and checking recip
 
 from __future__ import annotations
 
-import math
+import json
 import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,179 +14,46 @@ from pathlib import Path
 from typing import Any, Self
 
 import tomli_w
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from tacit.privacy.beside import Adaptive
 from tacit.privacy.clipping import Automatic, Clipping, Flat, Grouped
 from tacit.privacy.dice import DicePlan
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.schedules import Constant, NoiseSchedule, schedule_from_text
-from tacit.privacy.validation import UserError, check_choice, check_delta, check_positive, nearest
+from tacit.privacy.validation import UserError, check_choice, nearest
+from tacit.training.changes import changed
+from tacit.training.sections import (
+    AugmentationSection,
+    AveragingSection,
+    DataSection,
+    LearningRateSection,
+    LossSection,
+    ModelSection,
+    OptimizerSection,
+    PrivacySection,
+    Section,
+    Whole,
+    WithOptions,
+    kinds_of,
+    listed,
+    shown,
+)
 
-Value = bool | int | float | str | list[int] | list[float] | list[str]
-
+__all__ = [
+    "AugmentationSection",
+    "AveragingSection",
+    "DataSection",
+    "LearningRateSection",
+    "LossSection",
+    "ModelSection",
+    "OptimizerSection",
+    "PrivacySection",
+    "Recipe",
+    "named_recipes",
+]
 
 _STATISTICS_NOISE = 8.0  # little is spent on statistics, and less is needed
-
-
-class Section(BaseModel):
-    """A part of a recipe: values of a fixed type under known names, nothing else."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
-
-
-class DataSection(Section):
-    """Which examples: a named data set (its files in `directory`, if not in the cache), a folder, or an `.npz` file."""
-
-    source: str = "digits"
-    directory: str | None = None
-    held_out: float = Field(default=1 / 6, gt=0, lt=1)
-    mean: float | list[float] | None = None
-    std: float | list[float] | None = None
-    resize: int | list[int] | None = None
-
-
-class ModelSection(Section):
-    """Which network, with which activation: a name, `tempered:SCALE:INVERSE_TEMPERATURE:OFFSET`, or a list of one a layer."""
-
-    name: str = "small-cnn"
-    activation: str | list[str] = "tanh"
-    features: str | None = None  # a fixed map before the network: "scattering"
-    # of the features: "group" (the default) and "prior" (by what random images have) are free, "standard" (by statistics of the
-    # training set) is paid for; or "none"
-    normalization: str | None = None
-    # public numbers, for "standard": what an example's vector of means, and of mean squares, by channel, is clipped to, after
-    # it was scaled as by "prior"
-    normalization_bounds: list[float] | None = None
-    # weights to begin with, taken as public: a .safetensors file, or hf://owner/name/file.safetensors
-    pretrained: str | None = None
-    batch_norm: str | None = None  # of the pre-trained weights: "replace" it by GroupNorm (the default), or "fold" it
-    frozen: list[str] | None = None  # name patterns of the network's parameters that stay as they are
-
-    @field_validator("batch_norm")
-    @classmethod
-    def _known(cls, value: str | None) -> str | None:
-        return None if value is None else check_choice("model.batch_norm", value, ["replace", "fold"])
-
-
-class PrivacySection(Section):
-    """What is guaranteed, and how it is spent.
-
-    Give `epsilon` and the noise is found, or give `noise_multiplier` (or a `schedule` of it) and epsilon follows. Give the
-    expected `batch_size`, or the `sample_rate` where the number of examples is not known beforehand.
-    """
-
-    epsilon: float | None = None
-    delta: float = 1e-5
-    noise_multiplier: float | None = None
-    schedule: str | None = None
-    batch_size: int | None = Field(default=None, ge=1)
-    sample_rate: float | None = Field(default=None, gt=0, le=1)
-    epochs: float = Field(default=10, gt=0)
-    # "fixed"; "automatic" scales every gradient to the norm (with `stability`); "adaptive" follows a `quantile` of the norms
-    clipping: str = "fixed"
-    stability: float | None = None
-    quantile: float | None = None
-    clipping_norm: float | list[float] = 1.0  # of each group
-    # of parameters that are clipped by themselves: a list of name patterns each, so many of about the same size, or "layers"
-    groups: list[list[str]] | int | str | None = None
-    noise_shape: list[float] | None = None  # how much noise each group gets, beside the others; or, by name:
-    noise_allocation: str | None = None
-    # DiceSGD, a baseline for research: what clipping cut off is fed back into later steps, up to this norm of the mean gradient;
-    # with noise for which epsilon "holds" (the default), or as the authors' "theorem" has it
-    error_norm: float | None = None
-    error_noise: str | None = None
-    statistics_noise_multiplier: float | None = (
-        None  # of the release that model.normalization = "standard" makes; 8 if left out
-    )
-
-    @field_validator("epsilon", "noise_multiplier", "statistics_noise_multiplier")
-    @classmethod
-    def _positive(cls, value: float | None, info: Any) -> float | None:
-        return None if value is None else check_positive(info.field_name, value)
-
-    @field_validator("delta")
-    @classmethod
-    def _delta(cls, value: float) -> float:
-        return check_delta(value)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> PrivacySection:
-        if (self.epsilon is None) == (self.noise_multiplier is None) and not (self.schedule and self.epsilon is None):
-            raise UserError(
-                "give either epsilon (and the noise is found) or noise_multiplier, not both or neither; "
-                "--set privacy.epsilon=none takes the recipe's out"
-            )
-        if self.schedule is not None and self.noise_multiplier is not None:
-            raise UserError("give either schedule or noise_multiplier, not both")
-        if (self.batch_size is None) == (self.sample_rate is None):
-            raise UserError(
-                "give either batch_size or sample_rate, not both or neither; "
-                "--set privacy.batch_size=none takes the recipe's out"
-            )
-        return self
-
-
-class WithOptions(Section):
-    """The name of something; every other key is one of its options."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
-    name: str | None = None
-
-    @model_validator(mode="after")
-    def _sensible(self) -> Self:
-        options = self.model_extra or {}
-        for key, value in options.items():
-            if isinstance(value, float) and not math.isfinite(value):
-                raise UserError(f"{key} must be a finite number, not {value}")
-        if options and self.name is None:
-            raise UserError(f"name is missing: {next(iter(options))} is an argument of what?")
-        return self
-
-
-class OptimizerSection(WithOptions):
-    """Any optimizer of torch.optim by its class name, or PrivateAdam or PrivateRMSprop; other keys are its arguments.
-
-    `layers` has factors of the learning rate, by patterns of parameters' names: `layers = { "stem.*" = 0.1, "head.*" = 2.0 }`.
-    """
-
-    name: str = "SGD"
-    layers: dict[str, float] | None = None
-
-    @field_validator("layers")
-    @classmethod
-    def _factors(cls, value: dict[str, float] | None) -> dict[str, float] | None:
-        checked = {key: check_positive(f"the factor of {key!r}", factor) for key, factor in (value or {}).items()}
-        return checked or None
-
-
-class AugmentationSection(Section):
-    """Other guises of the images at every step: `names` ("flip", "crop", "augmix") in their order, `views` of each example, whose
-    gradients are averaged before they are clipped; every other key is an option of one of them."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, allow_inf_nan=False)
-    names: list[str] = []
-    views: int = Field(default=1, ge=1)
-
-    @model_validator(mode="after")
-    def _sensible(self) -> Self:
-        if not self.names and (self.model_extra or self.views > 1):
-            raise UserError('names is missing: which augmentation? Such as names = ["flip", "crop"]')
-        return self
-
-
-class AveragingSection(WithOptions):
-    """Of the weights along the way, which then are the model: "exponential" (`decay`) or "tail" (`fraction` of the steps)."""
-
-
-class LearningRateSection(WithOptions):
-    """Any schedule of torch.optim.lr_scheduler by its class name, stepped once a step; other keys are its arguments."""
-
-
-class LossSection(WithOptions):
-    """Which loss, one value an example; every other key is one of its options."""
-
-    name: str = "cross-entropy"
 
 
 class Recipe(Section):
@@ -197,12 +64,24 @@ class Recipe(Section):
     ('digits', 1e-05)
     """
 
-    description: str = ""
-    seed: int | None = Field(default=None, ge=0)
-    evaluate_every: int | None = Field(default=None, ge=1)  # epochs; as many as cost about 2% of the time if left out
-    diagnostics: int | None = Field(
-        default=None, ge=1
-    )  # training examples that are looked into after every epoch, for research
+    description: str = Field(default="", description="One line for whoever lists recipes.")
+    seed: Whole | None = Field(
+        default=None,
+        ge=0,
+        description="Makes the run reproducible, for research, and voids its certificate for release.",
+    )
+    evaluate_every: Whole | None = Field(
+        default=None,
+        ge=1,
+        description="So many epochs lie between two measurements of the test accuracy. If left out, as many as keep them to "
+        "about 2% of the time.",
+    )
+    diagnostics: Whole | None = Field(
+        default=None,
+        ge=1,
+        description="So many training examples are looked into after every epoch, for research; voids the "
+        "certificate for release.",
+    )
     data: DataSection = DataSection()
     model: ModelSection = ModelSection()
     loss: LossSection = LossSection()
@@ -222,13 +101,18 @@ class Recipe(Section):
     def load(cls, name: str | os.PathLike[str], changes: Iterable[str] = ()) -> Recipe:
         """A named recipe or a TOML file, with `key=value` changes such as `privacy.epochs=20`.
 
+        Another `optimizer.name` takes out the file's options of the optimizer, and so with losses, averagings and schedules of
+        the learning rate; options among the changes stay.
+
         >>> Recipe.load("digits", ["privacy.epsilon=1.5"]).privacy.epsilon
         1.5
         """
         values, origin = _read(str(name))
-        for change in changes:
-            _apply(values, change)
-        return cls.check(values, origin)
+        named = {key: field.annotation for key, field in cls.model_fields.items()}
+        with_options = {
+            key: kind for key, kind in named.items() if isinstance(kind, type) and issubclass(kind, WithOptions)
+        }
+        return cls.check(changed(values, changes, with_options), origin)
 
     @classmethod
     def check(cls, values: dict[str, Any], origin: str = "the recipe") -> Recipe:
@@ -242,7 +126,7 @@ class Recipe(Section):
         try:
             return cls.model_validate(values)
         except ValidationError as error:
-            raise UserError(f"{origin}: {_sentence(error)}") from None
+            raise UserError(f"{origin}: {_sentence(error, values)}") from None
 
     def to_toml(self) -> str:
         """The recipe as the text of a TOML file, without what is not set.
@@ -294,13 +178,12 @@ class Recipe(Section):
                 raise UserError("privacy.error_noise is of error feedback; give privacy.error_norm too")
             return None
         noise = check_choice("privacy.error_noise", privacy.error_noise or "holds", ("holds", "theorem"))
-        plan = self._uncalibrated(examples, None)
-        clipping, size, epsilon = plan.clipping, plan.expected_batch_size, privacy.epsilon
-        fits = privacy.schedule is None and not (self.augmentation.names or self.diagnostics or plan.whole_releases)
-        if not isinstance(clipping, Flat) or size is None or epsilon is None or not fits:
-            raise UserError(
-                "error feedback goes with an epsilon, one clipping norm and no schedule, augmentation, diagnostics or statistics"
-            )
+        self._check_feedback()
+        plan, epsilon = self._uncalibrated(examples, None), privacy.epsilon
+        clipping, size = plan.clipping, plan.expected_batch_size
+        assert isinstance(clipping, Flat)
+        assert size is not None
+        assert epsilon is not None
         found = DicePlan(
             examples=examples,
             batch_size=size,
@@ -310,6 +193,27 @@ class Recipe(Section):
         )
         make = found.by_theorem if noise == "theorem" else found.calibrated
         return make(epsilon=epsilon, delta=privacy.delta)
+
+    def _check_feedback(self) -> None:
+        privacy = self.privacy
+        against = {
+            "privacy.groups": privacy.groups is not None,
+            "privacy.noise_shape": privacy.noise_shape is not None,
+            "privacy.noise_allocation": privacy.noise_allocation is not None,
+            "several norms in privacy.clipping_norm": isinstance(privacy.clipping_norm, list),
+            f'privacy.clipping = "{privacy.clipping}"': privacy.clipping != "fixed",
+            "privacy.schedule": privacy.schedule is not None,
+            "privacy.noise_multiplier": privacy.noise_multiplier is not None,
+            "augmentation.names": bool(self.augmentation.names),
+            "diagnostics": self.diagnostics is not None,
+            'model.normalization = "standard"': self.model.normalization == "standard",
+        }
+        for key, given in against.items():
+            if given:
+                raise UserError(
+                    f"error feedback does not go with {key}; leave one of them out "
+                    "(error feedback goes with an epsilon and one fixed clipping norm)"
+                )
 
     def _whole_releases(self) -> list[float]:
         sigma = self.privacy.statistics_noise_multiplier
@@ -321,19 +225,23 @@ class Recipe(Section):
 
     def _clipping(self, parameters: Mapping[str, int] | None) -> Clipping:
         privacy, norm = self.privacy, self.privacy.clipping_norm
-        kind = check_choice("privacy.clipping", privacy.clipping, ("fixed", "automatic", "adaptive"))
+        kind = privacy.clipping
         for option, of in (("stability", "automatic"), ("quantile", "adaptive")):
             if getattr(privacy, option) is not None and kind != of:
                 raise UserError(f'privacy.{option} is of privacy.clipping = "{of}"')
-        if privacy.groups is not None:
-            if kind == "adaptive":
-                raise UserError(
-                    'privacy.clipping = "adaptive" has one norm for the whole gradient; leave privacy.groups out'
-                )
-            bounds: Flat | Grouped = self._grouped(parameters)
-        elif isinstance(norm, list) or privacy.noise_shape is not None or privacy.noise_allocation is not None:
+        given = ("groups", "noise_shape", "noise_allocation")
+        of_groups = [f"privacy.{key}" for key in given if getattr(privacy, key) is not None]
+        if kind == "adaptive" and (of_groups or isinstance(norm, list)):
+            mend = f"leave {of_groups[0]} out" if of_groups else "give one privacy.clipping_norm"
             raise UserError(
-                "several clipping norms, a noise_shape or a noise_allocation need privacy.groups, a list of name patterns each"
+                f'privacy.clipping = "adaptive" has one norm for the whole gradient and no allocation of its noise; {mend}'
+            )
+        if privacy.groups is not None:
+            bounds: Flat | Grouped = self._grouped(parameters)
+        elif isinstance(norm, list) or of_groups:
+            raise UserError(
+                "several clipping norms, a noise_shape or a noise_allocation need privacy.groups: a number of groups, "
+                '"layers", or a list of name patterns each'
             )
         elif kind == "adaptive":
             return Adaptive(norm, **({} if privacy.quantile is None else {"quantile": privacy.quantile}))
@@ -351,7 +259,6 @@ class Recipe(Section):
                     "groups that are made from the model's parameters need the model; give lists of name patterns"
                 )
             if isinstance(groups, str):
-                check_choice("privacy.groups", groups, ("layers",))
                 found = Grouped.by_name(parameters, clipping_norm=1.0)
             else:
                 assert groups is not None
@@ -408,41 +315,50 @@ def _read(name: str) -> tuple[dict[str, Any], str]:
     return tomllib.loads(text), f"the recipe {name!r}"
 
 
-def _apply(values: dict[str, Any], change: str) -> None:
-    key, equals, text = change.partition("=")
-    if not equals or not key.strip():
-        raise UserError(f"a change is written key=value, such as privacy.epochs=20, not {change!r}")
-    *sections, last = key.strip().split(".")
-    place = values
-    for section in sections:
-        place = place.setdefault(section, {})
-        if not isinstance(place, dict):
-            raise UserError(f"{key.strip()!r} cannot be set: {section!r} is a value, not a section")
-    if text.strip() in ("none", ""):
-        place.pop(last, None)
-    else:
-        place[last] = _value(text.strip())
-
-
-def _value(text: str) -> Value:
-    """A TOML value, or else the text itself, so that words need no quotes on a command line."""
-    try:
-        value: Value = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
-        return text
-    return value
-
-
-def _sentence(error: ValidationError) -> str:
-    """The first thing that is wrong, in one sentence."""
+def _sentence(error: ValidationError, values: Any) -> str:
+    """The first thing that is wrong, in one sentence that names the key and the value."""
     first = error.errors()[0]
     place = [str(part) for part in first["loc"]]
-    key = ".".join(place)
-    if first["type"] == "extra_forbidden":
-        return f"unknown key {key}{nearest(place[-1], _keys(place[:-1]))}"
     message = str(first["msg"]).removeprefix("Value error, ")
     message = message[0].lower() + message[1:]
-    return f"{key}: {message}" if key else message
+    if first["type"] == "extra_forbidden":
+        return f"unknown key {'.'.join(place)}{nearest(place[-1], _keys(place[:-1]))}"
+    keys, kind = _field(place)
+    key, value = ".".join(keys), _at(values, keys)
+    if first["type"] == "missing":
+        return f"{key} is missing"
+    if first["type"] == "value_error":
+        said = not key or message.startswith((key + " ", f"unknown {key} "))
+        return message if said else f"{key}: {message}"
+    if isinstance(kind, type) and issubclass(kind, Section):
+        some = next(iter(kind.model_fields))
+        like = "" if not isinstance(value, str) else f"={json.dumps([value]) if some == 'names' else value}"
+        return f"{key} is a section, not a value such as {shown(value)}; set a key of it, such as {key}.{some}{like}"
+    kinds = kinds_of(kind)
+    if len(kinds) == 1 and not first["type"].endswith(("_type", "_parsing", "_from_float")):
+        return f"{key}: {message}, not {shown(value)}"
+    such_as = ', such as { "stem.*" = 0.1 }' if kinds == ["table of numbers"] else ""
+    if kinds == ["list of words"] and isinstance(value, str):
+        such_as = f", such as {json.dumps([value])}"
+    return f"{key}: input should be a valid {listed(kinds)}{such_as}, not {shown(value)}"
+
+
+def _field(place: Sequence[str]) -> tuple[list[str], Any]:
+    """The key that an error is about, and its type: what comes after it in `place` is inside of the value, or pydantic's own."""
+    kind: Any = Recipe
+    keys: list[str] = []
+    for name in place:
+        if not (isinstance(kind, type) and issubclass(kind, Section) and name in kind.model_fields):
+            break
+        keys.append(name)
+        kind = kind.model_fields[name].annotation
+    return keys, kind
+
+
+def _at(values: Any, keys: Sequence[str]) -> Any:
+    for key in keys:
+        values = values.get(key) if isinstance(values, Mapping) else getattr(values, key, None)
+    return values
 
 
 def _keys(place: Sequence[str]) -> list[str]:

@@ -1,0 +1,81 @@
+"""Changes of a recipe, as a command line has them: `key=value`, one after the other."""
+
+from __future__ import annotations
+
+import copy
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tacit.privacy.validation import UserError
+from tacit.training.sections import WithOptions
+
+Change = tuple[list[str], str]  # where, and the text of the value
+
+_PART = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[^\s.='"]+)"""  # of a key: in quotes as in TOML, or bare
+_CHANGE = re.compile(rf"\s*({_PART}(?:\s*\.\s*{_PART})*)\s*=(.*)", re.DOTALL)
+
+
+def changed(
+    values: Mapping[str, Any], changes: Iterable[str], named: Mapping[str, type[WithOptions]]
+) -> dict[str, Any]:
+    """The values of a recipe with these changes, of which later ones win; `none` takes a value out.
+
+    Where a section that is `named` gets another name, the options that stood beside the old one go, since they were its own;
+    those among the changes stay.
+
+    >>> from tacit.training.sections import OptimizerSection
+    >>> recipe = {"optimizer": {"name": "SGD", "lr": 0.3, "momentum": 0.9}}
+    >>> changed(recipe, ["optimizer.lr=0.01", "optimizer.name=Adam"], {"optimizer": OptimizerSection})
+    {'optimizer': {'name': 'Adam', 'lr': 0.01}}
+    >>> changed({}, ['optimizer.layers."stem.*"=0.1'], {})
+    {'optimizer': {'layers': {'stem.*': 0.1}}}
+    """
+    parsed = [_parsed(change) for change in changes]
+    start, end = copy.deepcopy(dict(values)), _applied(values, parsed)
+    for section, kind in named.items():
+        found = start.get(section)
+        if isinstance(found, dict) and _name(found, kind) != _name(end.get(section), kind):
+            start[section] = {key: value for key, value in found.items() if key in kind.model_fields}
+    return _applied(start, parsed)
+
+
+def _name(section: Any, kind: type[WithOptions]) -> Any:
+    default = kind.model_fields["name"].default
+    return section.get("name", default) if isinstance(section, dict) else default
+
+
+def _parsed(change: str) -> Change:
+    match = _CHANGE.fullmatch(change)
+    if match is None:
+        raise UserError(f"a change is written key=value, such as privacy.epochs=20, not {change!r}")
+    parts = re.findall(_PART, match[1])
+    try:
+        keys = [next(iter(tomllib.loads(f"{part} = 0"))) if part[0] in "\"'" else part for part in parts]
+    except tomllib.TOMLDecodeError as error:
+        raise UserError(f"the key of {change!r} cannot be read: {error}") from None
+    return keys, match[2].strip()
+
+
+def _applied(values: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, Any]:
+    result = copy.deepcopy(dict(values))
+    for (*sections, last), text in changes:
+        place = result
+        for section in sections:
+            place = place.setdefault(section, {})
+            if not isinstance(place, dict):
+                raise UserError(f"{'.'.join([*sections, last])!r} cannot be set: {section!r} is a value, not a section")
+        if text in ("none", ""):
+            place.pop(last, None)
+        else:
+            place[last] = _value(text)
+    return result
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or else the text itself, so that words need no quotes on a command line."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text
