@@ -315,6 +315,7 @@ def test_an_interrupted_run_goes_on_with_the_norm_it_had(tmp_path, monkeypatch):
         (["privacy.groups=2", "privacy.noise_allocation=deep"], "unknown noise allocation"),
         (["augmentation.views=3"], "names is missing"),
         (['augmentation.names=["flop"]'], "did you mean 'flip'"),
+        (["privacy.schedule=loss-driven:1:3", "averaging.name=tail"], "average exponentially"),
         (["privacy.error_noise=theorem"], "give privacy.error_norm too"),
         (["privacy.error_norm=0.1", "privacy.groups=2"], "groups"),
         (["privacy.error_norm=0.1", 'augmentation.names=["flip"]'], "error feedback goes with"),

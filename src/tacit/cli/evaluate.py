@@ -29,6 +29,11 @@ def command(
     model, facts = load_model(run_directory, device)
     recipe = Recipe.load(run_directory / "recipe.toml", data_changes(dataset, data_dir))
     test = load_data(recipe).test
+    if list(test.classes) != facts["classes"] and len(test.classes) == len(facts["classes"]):
+        raise UserError(
+            f"{test.name} has the classes {', '.join(test.classes)}; the model knows {', '.join(facts['classes'])}: it learned "
+            "something else"
+        )
     if [*test.input_shape] != facts["input_shape"] or len(test.classes) != len(facts["classes"]):
         raise UserError(
             f"{test.name} has examples of shape {list(test.input_shape)} in {len(test.classes)} classes; the model takes "

@@ -145,7 +145,9 @@ class LossDriven:
 
     def _filter(self) -> tuple[float, float]:
         if self.order is None or self.budget is None:
-            raise UserError("noise that follows the loss needs a filter; ask for an epsilon, or use plan.calibrated")
+            raise UserError(
+                "noise that follows the loss has no epsilon of its own; ask for one, and a filter is made for it"
+            )
         return self.order, self.budget
 
 

@@ -18,6 +18,7 @@ from tacit.learning import PRIVATE_OPTIMIZERS, Augmentation, activation_of, make
 from tacit.learning.augmentation import check_options
 from tacit.models import Pretrained, build, freeze, load_pretrained
 from tacit.models.folding import fold_norms
+from tacit.models.published import PUBLISHED
 from tacit.models.standardize import Standardize
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError, check_choice, nearest
@@ -66,6 +67,11 @@ def prepare_network(section: ModelSection, model: nn.Module) -> Pretrained | Non
     pretrained = None
     if section.pretrained is not None:
         pretrained = load_pretrained(network, section.pretrained, batch_norm=section.batch_norm or "replace")
+        if pretrained.naming in PUBLISHED and section.activation != "silu":
+            raise UserError(
+                f"the weights of {pretrained.naming} were learned with SiLU, and model.activation is {section.activation!r}; set "
+                "model.activation=silu"
+            )
     if section.frozen is not None:
         freeze(network, section.frozen)
     return pretrained

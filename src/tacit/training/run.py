@@ -20,6 +20,7 @@ from tacit.learning import (
 )
 from tacit.models import Pretrained
 from tacit.models.standardize import Standardize
+from tacit.privacy.driven import LossDriven
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError
 from tacit.training.building import (
@@ -114,6 +115,10 @@ def train(
         "physical_batch_size": physical_batch_size,
         "facts": facts,
     }
+    if averaging.name == "tail" and isinstance(plan.noise, LossDriven):
+        raise UserError(
+            "a filter may stop before the tail of the steps begins; average exponentially (averaging.name=exponential) instead"
+        )
     if feedback is not None and show_training_loss:
         raise UserError("error feedback does not show the training loss; leave --show-training-loss out")
     if feedback is not None:
