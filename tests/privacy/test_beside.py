@@ -262,3 +262,14 @@ def test_what_makes_no_sense_is_refused(make):
 def test_plans_survive_their_description():
     for plan in (adaptive_plan(), driven_plan()):
         assert PrivacyPlan.from_dict(plan.to_dict()) == plan
+
+
+def test_the_certificate_says_that_a_norm_is_only_the_first_and_that_noise_follows_the_loss():
+    mechanism, ledger = opened(adaptive_plan())
+    mechanism.release(summed(mechanism.clipping, [0.5]))
+    clipping = certificate_of(ledger.entries)["clipping"]
+    assert clipping["first_clipping_norm"] == 1.0
+    assert not {"clipping_norm", "sensitivity"} & set(clipping)
+    mechanism, ledger = opened(driven_plan())
+    mechanism.release(summed(Flat(1.0), [0.5], [0.5]))
+    assert certificate_of(ledger.entries)["noise"]["follows_the_released_loss"]["kind"] == "loss-driven"

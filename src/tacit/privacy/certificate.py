@@ -117,8 +117,9 @@ def _sampling(plan: PrivacyPlan) -> dict[str, Any]:
 
 def _clipping(plan: PrivacyPlan) -> dict[str, Any]:
     described = plan.clipping.to_dict()
-    if isinstance(plan.clipping, Adaptive):  # the norm is the first one: later ones follow what was released
-        return {**described, "first_clipping_norm": described.pop("clipping_norm")}
+    if isinstance(plan.clipping, Adaptive):  # later norms follow what was released
+        first = described.pop("clipping_norm")
+        return {**described, "first_clipping_norm": first}
     return {**described, "sensitivity": plan.clipping.sensitivity}
 
 
