@@ -156,3 +156,16 @@ def test_groups_may_have_norms_and_noise_of_their_own():
 def test_groups_that_do_not_fit_are_told(options, message):
     with pytest.raises(UserError, match=message):
         run("account", *options, "-q", 0.1, "--steps", 10)
+
+
+@pytest.mark.parametrize("schedule", ["exponential:5:1", "linear:5:1:4", "linear:5:1", "loss-driven:1:3"])
+def test_every_schedule_is_calibrated_and_shown(schedule):
+    shared = ("-e", 2, "-q", 0.05, "--epochs", 4, "--schedule", schedule)
+    assert 1.9 < answer("calibrate", *shared)["epsilon"] <= 2
+    assert "noise schedule" in run("calibrate", *shared).stdout
+
+
+def test_a_curriculum_has_the_epochs_of_the_run():
+    found = answer("account", "--schedule", "exponential:5:1", "-q", "600/60000", "--epochs", 20, "--accountant", "rdp")
+    assert found["epsilon"] == pytest.approx(2.613, abs=1e-3)
+    assert found["schedule"]["epochs"] == 20

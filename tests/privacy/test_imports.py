@@ -19,6 +19,7 @@ LIGHT = [
     "normals",
     "statistics",
     "beside",
+    "curricula",
     "driven",
     "dice",
 ]

@@ -50,7 +50,11 @@ def command(
         None, "--noise-multiplier", "-s", help="Noise std over sensitivity, the same at every step."
     ),
     schedule: str | None = typer.Option(
-        None, "--schedule", metavar="KIND:FROM:TO", help="A noise schedule instead: constant:SIGMA or linear:FROM:TO."
+        None,
+        "--schedule",
+        metavar="KIND:FROM:TO",
+        help="A noise schedule instead: constant:SIGMA, linear:FROM:TO (step by step), or one level an epoch: exponential, "
+        "piecewise, quadratic or logarithmic:FROM:TO, or linear:FROM:TO:EPOCHS.",
     ),
     sample_rate: str = typer.Option(
         ..., "--sample-rate", "-q", metavar="Q", help="Chance of an example to take part in a step: 0.01 or 600/60000."
@@ -106,8 +110,9 @@ def command(
         if clipping_norms is None:
             raise UserError("--noise-stds is worth as much as it is beside the norms; give --clipping-norms too")
         noise_multiplier = 1.0
-    noise = schedule_of(noise_multiplier, schedule)
-    plan = PrivacyPlan(sample_rate=rate, steps=steps_of(steps, epochs, rate), noise=noise.scaled(grouping.worth))
+    count = steps_of(steps, epochs, rate)
+    noise = schedule_of(noise_multiplier, schedule, count * rate)
+    plan = PrivacyPlan(sample_rate=rate, steps=count, noise=noise.scaled(grouping.worth))
     epsilon = plan.epsilon(delta, accountant=accountant)
     claimed = None
     if grouping.count > 1 and noise_stds is None:

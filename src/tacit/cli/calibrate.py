@@ -30,8 +30,9 @@ def command(
     from tacit.privacy.schedules import Constant
 
     rate = sample_rate_of(sample_rate)
-    shape = schedule_of(None if schedule else 1.0, schedule)
-    plan = PrivacyPlan(sample_rate=rate, steps=steps_of(steps, epochs, rate), noise=shape)
+    count = steps_of(steps, epochs, rate)
+    shape = schedule_of(None if schedule else 1.0, schedule, count * rate)
+    plan = PrivacyPlan(sample_rate=rate, steps=count, noise=shape)
     plan = plan.calibrated(epsilon=epsilon, delta=delta)
     reached = plan.epsilon(delta)
     constant = plan.noise.noise_multiplier if isinstance(plan.noise, Constant) else None
@@ -51,7 +52,10 @@ def command(
             f"noise multiplier {constant:.5f}"
             if constant is not None
             else "noise schedule "
-            + ", ".join(f"{key} {value:.5g}" for key, value in list(plan.noise.to_dict().items())[1:])
+            + ", ".join(
+                f"{key} {value:.5g}" if isinstance(value, float) else f"{key} {value}"
+                for key, value in list(plan.noise.to_dict().items())[1:]
+            )
         )
         typer.echo(
             f"{found} gives epsilon {shown_epsilon(reached)} at delta {delta:g} ({plan.steps} steps, q = {rate:.6g})"

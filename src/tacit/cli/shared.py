@@ -53,8 +53,8 @@ def numbers_of(option: str, text: str) -> list[float]:
         raise UserError(f"{option} must be numbers with commas between them, such as 1,0.5, not {text!r}") from None
 
 
-def schedule_of(noise_multiplier: float | None, schedule: str | None) -> NoiseSchedule:
-    """The noise schedule, given as one multiplier or as KIND:FROM:TO.
+def schedule_of(noise_multiplier: float | None, schedule: str | None, epochs: float | None = None) -> NoiseSchedule:
+    """The noise schedule of a run of so many epochs, given as one multiplier or as KIND:FROM:TO.
 
     >>> schedule_of(1.3, None)
     Constant(noise_multiplier=1.3)
@@ -64,7 +64,7 @@ def schedule_of(noise_multiplier: float | None, schedule: str | None) -> NoiseSc
     if noise_multiplier is not None:
         return Constant(check_positive("noise_multiplier", noise_multiplier))
     assert schedule is not None
-    return schedule_from_text(schedule)
+    return schedule_from_text(schedule, epochs)
 
 
 def shown_epsilon(epsilon: float | None) -> str:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from tacit.privacy.certificate import certificate_of, verify
     from tacit.privacy.clipping import Automatic, Clipping, Flat, Grouped, clip_factors, effective_multiplier
     from tacit.privacy.composition import composed_certificate
+    from tacit.privacy.curricula import Curriculum, Table
     from tacit.privacy.dice import DicePlan, dice_epsilon, dice_epsilon_that_holds, dice_noise
     from tacit.privacy.dice_mechanism import DiceMechanism
     from tacit.privacy.driven import LossDriven
@@ -32,6 +33,7 @@ _HOMES = {
     "ClippedSum": "mechanism",
     "Clipping": "clipping",
     "Constant": "schedules",
+    "Curriculum": "curricula",
     "DiceMechanism": "dice_mechanism",
     "DicePlan": "dice",
     "Flat": "clipping",
@@ -45,6 +47,7 @@ _HOMES = {
     "PrivacyPlan": "plan",
     "PrivateGradient": "mechanism",
     "Randomness": "randomness",
+    "Table": "curricula",
     "UserError": "validation",
     "certificate_of": "certificate",
     "clip_factors": "clipping",
@@ -66,6 +69,7 @@ __all__ = [
     "ClippedSum",
     "Clipping",
     "Constant",
+    "Curriculum",
     "DiceMechanism",
     "DicePlan",
     "Flat",
@@ -79,6 +83,7 @@ __all__ = [
     "PrivacyPlan",
     "PrivateGradient",
     "Randomness",
+    "Table",
     "UserError",
     "certificate_of",
     "clip_factors",

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
+from tacit.privacy.curricula import SHAPES, Curriculum, Table
 from tacit.privacy.driven import LossDriven
 from tacit.privacy.validation import UserError, check_choice, check_count, check_not_negative, check_positive
 
@@ -82,7 +83,13 @@ class Linear:
         return {"kind": "linear", "first": self.first, "last": self.last}
 
 
-_KINDS: dict[str, Any] = {"constant": Constant, "linear": Linear, "loss-driven": LossDriven}
+_KINDS: dict[str, Any] = {
+    "constant": Constant,
+    "linear": Linear,
+    "curriculum": Curriculum,
+    "table": Table,
+    "loss-driven": LossDriven,
+}
 
 
 def levels(schedule: NoiseSchedule, steps: int) -> tuple[tuple[float, int], ...]:
@@ -111,27 +118,36 @@ def schedule_from_dict(description: dict[str, Any]) -> NoiseSchedule:
     return schedule
 
 
-def schedule_from_text(text: str) -> NoiseSchedule:
-    """The schedule of a command line: `constant:SIGMA`, `linear:FROM:TO` or `loss-driven:FROM:TO[:REFERENCE]`.
+def schedule_from_text(text: str, epochs: float | None = None) -> NoiseSchedule:
+    """The schedule of a command line: `constant:SIGMA`, `linear:FROM:TO`, a curriculum such as `exponential:FROM:TO[:EPOCHS]`, or
+    `loss-driven:FROM:TO[:REFERENCE]`.
 
-    The third number of the last is its reference loss (ln 10 if left out), at which and above which the noise is the smallest;
-    each example's loss is cut at twice that.
+    A curriculum has one level an epoch, of which there are as many as the run has if they are left out; without them, a line goes
+    step by step. The third number of the last is its reference loss (ln 10 if left out), at which and above which the noise is
+    the smallest; each example's loss is cut at twice that.
 
     >>> schedule_from_text("linear:5:1")
     Linear(first=5.0, last=1.0)
+    >>> schedule_from_text("exponential:5:1", epochs=20)
+    Curriculum(shape='exponential', first=5.0, last=1.0, epochs=20, smooth=False)
     >>> schedule = schedule_from_text("loss-driven:1:3:0.69")
     >>> schedule.reference, schedule.loss_bound
     (0.69, 1.38)
     """
     kind, *numbers = text.split(":")
-    form = {"constant": "SIGMA", "linear": "FROM:TO", "loss-driven": "FROM:TO[:REFERENCE]"}
+    form = {"constant": "SIGMA", **dict.fromkeys(SHAPES, "FROM:TO[:EPOCHS]"), "loss-driven": "FROM:TO[:REFERENCE]"}
     check_choice("noise schedule", kind, form)
     try:
         values = [float(number) for number in numbers]
     except ValueError:
         values = []
-    if len(values) not in {"constant": (1,), "linear": (2,), "loss-driven": (2, 3)}[kind]:
+    if len(values) not in ((1,) if kind == "constant" else (2, 3)):
         raise UserError(f"a {kind} noise schedule is written {kind}:{form[kind]}, not {text!r}")
+    if kind in SHAPES and (kind != "linear" or len(values) == 3):
+        given = values[2] if len(values) == 3 else epochs
+        if given is None or (len(values) == 3 and not (given >= 1 and given.is_integer())):
+            raise UserError(f"over how many epochs? A noise curriculum is written {kind}:FROM:TO:EPOCHS, not {text!r}")
+        return Curriculum(kind, values[0], values[1], max(1, round(given)))
     if len(values) == 3:
         values.append(2 * check_positive("the reference loss", values[2]))
     schedule: NoiseSchedule = _KINDS[kind](*values)

@@ -278,7 +278,7 @@ class Recipe(Section):
 
     def _noise(self) -> NoiseSchedule:
         if self.privacy.schedule is not None:
-            return schedule_from_text(self.privacy.schedule)
+            return schedule_from_text(self.privacy.schedule, self.privacy.epochs)
         return Constant(self.privacy.noise_multiplier or 1.0)
 
 
