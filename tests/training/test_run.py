@@ -425,3 +425,18 @@ def test_a_run_with_frozen_layers_and_rates_by_layer_trains_and_resumes(tmp_path
     assert train(recipe, tmp_path / "run", resume=True).certificate["releases"] == first.certificate["releases"] > 0
     with pytest.raises(UserError, match="matches only parameters that are frozen"):
         train(Recipe.load("digits", [*changes, 'optimizer.layers={"0.*" = 0.1}']), tmp_path / "other")
+
+
+def test_a_checkpoint_with_a_broken_state_is_refused_and_the_certificate_still_holds(tmp_path):
+    from tacit.training.checkpoint import load_tensors, save_tensors
+    from tacit.training.directory import RunDirectory
+
+    recipe = Recipe.load("digits", ["privacy.clipping=adaptive", *QUICK])
+    train(recipe, tmp_path / "run")
+    path = RunDirectory(tmp_path / "run").checkpoint
+    tensors, facts = load_tensors(path)
+    assert facts["released"]["clipping_norm"] > 0
+    save_tensors(path, tensors, {**facts, "released": {"clipping_norm": -1.0}})
+    with pytest.raises(UserError, match="clipping_norm must be a finite number above 0"):
+        train(recipe, tmp_path / "run", resume=True)
+    assert verify(tmp_path / "run")["epsilon"] <= 3

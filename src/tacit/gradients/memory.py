@@ -38,7 +38,7 @@ def rules_bytes(calls: list[Call], layouts: list[Layout], trainable: dict[str, n
             held += max((size(call) for call in calls if name in call.unit.parameters.values()), default=0)
         else:
             held += trainable[name].numel() * max(trainable[name].element_size(), 4)
-    if kernels.instruction_set() is None:  # the views of an example are then added up one after the other was made
+    if kernels.instruction_set() is None:  # then the gradient of each view is held, before they are added up
         held *= max((layout.views for layout in layouts), default=1)
     return saved + held + 4 * sum(sizes[-1:])
 

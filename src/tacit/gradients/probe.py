@@ -275,9 +275,8 @@ def _check_rows(run: Run, other_run: Run, layouts: list[Layout], kept: list[int]
                 continue
             rows = _rows_of_examples(index, layout.views)
             if a is None or b is None or axis is None or not agree(rows_of(a, axis, rows), rows_of(b, axis, rows)):
-                if (
-                    layout.views > 1
-                ):  # the rows may be in another order, and each example by itself is right in any case
+                # views may be in another order; each example by itself is right in any case
+                if layout.views > 1:
                     raise NoRule(f"{call.unit.described} does not keep the views of an example together")
                 raise UserError(
                     f"the gradient at {call.unit.described} of one example depends on the others: what comes after it mixes "

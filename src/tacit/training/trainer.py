@@ -261,24 +261,27 @@ class PrivateTrainer:
                 self._ledger = Ledger.in_memory(self.plan, delta=self.delta, **facts)
             else:
                 self._ledger = self.directory.open_ledger(self.plan, resume=self._resume, delta=self.delta, facts=facts)
+            randomness = self._seeded(self._ledger.launches)
+            mechanism = self.plan.mechanism(randomness, self._ledger)
+            if self.directory is not None:
                 try:
                     self._load_or_begin()
+                    mechanism.restore(self._released)
                 except UserError:
                     self.directory.certify_again(self._ledger)
                     raise
-            if self._seed is None:
-                self._randomness = Randomness.from_operating_system()
-                self._generator.seed()
-            else:
-                self._randomness = Randomness.from_seed(self._seed, launch=self._ledger.launches)
-                self._generator.manual_seed((self._seed + self._ledger.launches) % 2**63)
-            self._mechanism = self.plan.mechanism(self._randomness, self._ledger)
-            self._mechanism.restore(self._released)
-            if (
-                self.directory is not None
-            ):  # from here on more is spent; no certificate is better than one that says too little
+                # From here on more is spent; no certificate is better than one that says too little.
                 self.directory.certificate.unlink(missing_ok=True)
+            self._mechanism, self._randomness = mechanism, randomness
         return self._mechanism, self._ledger, self._randomness
+
+    def _seeded(self, launch: int) -> Randomness:
+        """The randomness of this launch, and the augmentation's beside it."""
+        if self._seed is None:
+            self._generator.seed()
+            return Randomness.from_operating_system()
+        self._generator.manual_seed((self._seed + launch) % 2**63)
+        return Randomness.from_seed(self._seed, launch=launch)
 
     def _sampler(self, examples: int, randomness: Randomness) -> PoissonSampler:
         return self.plan.sampler(examples, randomness)
