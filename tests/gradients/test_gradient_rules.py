@@ -203,9 +203,17 @@ def prepared(case: Case, seed: int, dtype: torch.dtype) -> tuple[Model, Tensor, 
     return model, inputs, torch.randn(len(inputs), dtype=dtype)
 
 
-def rounding_allowed(model: Model, inputs: Tensor, targets: Tensor) -> Tensor:
+DECAYS = [None, 1e-3, 0.3, 30.0]
+
+
+def decay_of(rate: float | None, model: nn.Module, weights_alone: bool = False) -> dict[str, float] | None:
+    names = [name for name, _ in model.named_parameters() if "weight" in name or not weights_alone]
+    return None if rate is None else dict.fromkeys(names, rate)
+
+
+def rounding_allowed(model: Model, inputs: Tensor, targets: Tensor, decay: dict[str, float] | None) -> Tensor:
     """n eps/2 ||A_i||^2 ||G_i||^2 for sums of n numbers, with ||A_i|| no less than that of the windows: what a squared ghost norm
-    may be larger by."""
+    may be larger by; with decay, eight times as much and the square of the decay beside the product of norms."""
     if not isinstance(model.layer, nn.Linear | nn.Conv1d | nn.Conv2d | nn.Conv3d):
         return torch.zeros(len(inputs), 1)
     outputs = model.layer(inputs)
@@ -217,16 +225,27 @@ def rounding_allowed(model: Model, inputs: Tensor, targets: Tensor) -> Tensor:
     reuse = 1 if isinstance(model.layer, nn.Linear) else 8 * model.layer.weight[0, 0].numel()  # of a pixel, by windows
     sizes = [tensor.flatten(1).square().sum(dim=1) for tensor in (inputs, gradients)]
     summands = model.layer.weight[0].numel() + len(model.layer.weight) + outputs[0].numel() + 8
-    return (summands * torch.finfo(torch.float32).eps / 2 * reuse * sizes[0] * sizes[1]).unsqueeze(1).detach()
+    size = reuse * sizes[0] * sizes[1]
+    if decay is not None:
+        parameters = dict(model.named_parameters())
+        added = sum(float((rate * parameters[name].detach()).square().sum()) for name, rate in decay.items())
+        biases = (
+            0.0 if model.layer.bias is None else float(model.layer.bias.detach().square().sum()) * outputs[0].numel()
+        )
+        size = 8 * (size + added + biases * sizes[1])
+    return (summands * torch.finfo(torch.float32).eps / 2 * size).unsqueeze(1).detach()
 
 
-def added_by_hand(model: Model, inputs: Tensor, targets: Tensor, found: ClippedSum) -> dict[str, Tensor]:
+def added_by_hand(
+    model: Model, inputs: Tensor, targets: Tensor, found: ClippedSum, decay: dict[str, float] | None
+) -> dict[str, Tensor]:
     """The sum of the reference's gradients, each clipped by the norm that was found for it."""
     factors = clip_factors(found.norms, found.clipping)
     groups = found.clipping.group_of(list(found.gradients))
     added = {name: torch.zeros_like(gradient) for name, gradient in found.gradients.items()}
     for i in range(len(inputs)):
-        whole = reference.clipped_sum(model, loss, Flat(1e30), inputs[i : i + 1], targets[i : i + 1]).gradients
+        one = slice(i, i + 1)
+        whole = reference.clipped_sum(model, loss, Flat(1e30), inputs[one], targets[one], decay).gradients
         for (name, gradient), group in zip(whole.items(), groups):
             added[name] += factors[i, group] * gradient
     return added
@@ -248,20 +267,22 @@ def test_every_rule_agrees_with_the_reference(layer: str, engine: str, data: st.
     if inputs.dim() == 4 and layer != "channel norm" and data.draw(st.booleans()):
         model, inputs = (thing.to(memory_format=torch.channels_last) for thing in (model, inputs))
     kind = data.draw(st.sampled_from(KINDS))
-    norms = reference.clipped_sum(model, loss, Flat(1.0), inputs, targets).norms
+    decay = decay_of(data.draw(st.sampled_from(DECAYS)), model, data.draw(st.booleans(), "weights alone"))
+    norms = reference.clipped_sum(model, loss, Flat(1.0), inputs, targets, decay).norms
     bound = max(float(norms.median()), 1e-3)  # clips about half of the examples
     clipping = clipping_of(kind, model, bound)
-    expected = reference.clipped_sum(model, loss, clipping, inputs, targets)
+    expected = reference.clipped_sum(model, loss, clipping, inputs, targets, decay)
     with pytest.MonkeyPatch.context() as patch:
         if data.draw(st.booleans(), "without compiled kernels"):
             patch.setattr(kernels, "_kernels", None)
-        found = ClippedGradient(model, loss=loss, clipping=clipping, engine=engine)(inputs, targets)
+        grad = ClippedGradient(model, loss=loss, clipping=clipping, engine=engine, weight_decay=decay)
+        found = grad(inputs, targets)
     by_subtraction = engine == "instantiate" and layer == "conv2d standardized"  # its norms have an allowance too
-    if (engine in ("rules", "ghost") or by_subtraction) and dtype == torch.float32:
-        allowed = rounding_allowed(model, inputs, targets)
+    if (engine in ("rules", "ghost") or by_subtraction or decay) and dtype == torch.float32:
+        allowed = rounding_allowed(model, inputs, targets, decay)
         assert (found.norms >= expected.norms * (1 - 1e-4)).all(), "a norm is never too small"
         assert (found.norms.square() <= expected.norms.square() * (1 + 2e-4) + allowed).all()
-        added = added_by_hand(model, inputs, targets, found)
+        added = added_by_hand(model, inputs, targets, found, decay)
         scale = scale_of(expected)
         for name, gradient in added.items():
             assert float((found.gradients[name] - gradient).abs().max()) <= 1e-4 * scale
@@ -299,7 +320,8 @@ def test_adding_one_example_moves_the_sum_by_at_most_its_sensitivity(
 ) -> None:
     model, inputs, targets = prepared(data.draw(CASES[layer]), data.draw(st.integers(0, 1000)), torch.float32)
     clipping = clipping_of(data.draw(st.sampled_from(KINDS)), model, data.draw(st.sampled_from([1e-2, 1.0, 10.0])))
-    grad = ClippedGradient(model, loss=loss, clipping=clipping, engine=engine)
+    decay = decay_of(data.draw(st.sampled_from(DECAYS)), model)
+    grad = ClippedGradient(model, loss=loss, clipping=clipping, engine=engine, weight_decay=decay)
     with_it, without = grad(inputs, 100 * targets), grad(inputs[1:], 100 * targets[1:])
     groups = clipping.group_of(list(with_it.gradients))
     moved = torch.zeros(len(clipping.clipping_norms))
@@ -310,6 +332,7 @@ def test_adding_one_example_moves_the_sum_by_at_most_its_sensitivity(
     assert float(moved.sum().sqrt()) <= with_it.sensitivity * rounding
 
 
+@pytest.mark.parametrize("decay", [None, 0.3])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 @pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize(
@@ -325,10 +348,11 @@ def test_adding_one_example_moves_the_sum_by_at_most_its_sensitivity(
     ids=["linear", "conv2d", "conv1d", "conv2d standardized", "layer norm", "generic"],
 )
 def test_an_example_that_is_not_finite_changes_nothing_but_the_counter(
-    case: Callable[[], Case], engine: str, bad: float
+    case: Callable[[], Case], engine: str, bad: float, decay: float | None
 ) -> None:
     model, inputs, targets = prepared(case(), 0, torch.float32)
-    grad = ClippedGradient(model, loss=loss, clipping=Flat(0.5), engine=engine)
+    rates = decay_of(decay, model)
+    grad = ClippedGradient(model, loss=loss, clipping=Flat(0.5), engine=engine, weight_decay=rates)
     expected = grad(inputs[[0, 2, 3]], targets[[0, 2, 3]])
     inputs[1].view(-1)[2] = bad
     targets[1] = bad

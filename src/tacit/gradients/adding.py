@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -10,7 +11,15 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients.batches import norm_dtype
-from tacit.gradients.contribution import Add, Contribution, instantiated, squared_norms, weighted_sum
+from tacit.gradients.contribution import (
+    Add,
+    Contribution,
+    at_least_float32,
+    instantiated,
+    squared_norms,
+    weighted_sum,
+)
+from tacit.gradients.toward import decayed
 from tacit.privacy.clipping import Clipping, clip_factors
 
 Sums = dict[str, Tensor]
@@ -48,10 +57,11 @@ def all_finite(norms: Tensor) -> bool:
 
 class Adding:
     """A clipped sum in the making: parameters come one after the other with all they contribute, and their norms are taken
-    at once, so that output gradients need not be kept.
+    at once, so that output gradients need not be kept. `weight_decay` is by name: so many times the parameter is added to every
+    example's gradient of it.
 
     *Guarantee.* Example i enters group j with the factor min(1, C_j / norm_ij), where norm_ij is the norm of all of its
-    gradient in that group.
+    gradient in that group, with its decay.
 
     >>> from tacit.privacy.clipping import Flat
     >>> adding = Adding({"w": nn.Parameter(torch.zeros(1))}, Flat(1.0), batch_size=2)
@@ -61,7 +71,12 @@ class Adding:
     """
 
     def __init__(
-        self, trainable: dict[str, nn.Parameter], clipping: Clipping, batch_size: int, strategy: str = "rules"
+        self,
+        trainable: dict[str, nn.Parameter],
+        clipping: Clipping,
+        batch_size: int,
+        strategy: str = "rules",
+        weight_decay: Mapping[str, float] | None = None,
     ) -> None:
         self._group_of = dict(zip(trainable, clipping.group_of(list(trainable))))
         self._clipping, self._batch_size, self._strategy = clipping, batch_size, strategy
@@ -70,6 +85,12 @@ class Adding:
         self._large: dict[str, Add] = {}
         self._small: dict[int, dict[str, Tensor]] = {}  # by group
         self._squares: list[tuple[int, Tensor]] = []  # each with its group
+        # of those still to come: what is added to each example's gradient, as (parameter, rate)
+        self._decay = {
+            name: (at_least_float32(trainable[name].detach()), rate)
+            for name, rate in (weight_decay or {}).items()
+            if rate
+        }
 
     def _added(self, squares: list[tuple[int, Tensor]]) -> Tensor:
         """Squared norms by group, [groups, batch]."""
@@ -89,25 +110,35 @@ class Adding:
         return nullcontext()  # which takes no time
 
     def take(self, name: str, uses: list[Contribution]) -> None:
-        """All that one parameter's gradient consists of."""
-        group = self._group_of[name]
+        """All that one parameter's gradient consists of, but for its decay."""
+        group, decay = self._group_of[name], self._decay.pop(name, None)
         with self._full_precision():
-            way = None
+            way = along = None
             if len(uses) == 1:
-                way = uses[0].ghost if is_ghost(uses, self._strategy) else uses[0].held
-            if way is None:
-                gradients = uses[0].per_example()
-                for another in uses[1:]:
-                    gradients = gradients + another.per_example()
+                way, along = (uses[0].ghost if is_ghost(uses, self._strategy) else uses[0].held), uses[0].along
+            if way is None or (decay is not None and along is None):
+                parts = [use.per_example() for use in uses]
+                if decay is not None:
+                    parameter, rate = decay
+                    parts.append((rate * parameter).expand(self._batch_size, *parameter.shape))
+                    decay = None
+                gradients = parts[0]
+                for another in parts[1:]:
+                    gradients = gradients + another
                 if gradients.numel() <= _SMALL * self._batch_size:
                     self._small.setdefault(group, {})[name] = gradients
                     return
                 way = instantiated(lambda: gradients)
-            squares, self._large[name] = way()
+            squares, add = way()
+            if decay is not None and along is not None:
+                squares, add = decayed(squares, add, along(), *decay)
+            self._large[name] = add
             self._squares.append((group, squares))
 
     def finish(self) -> tuple[Sums | None, Tensor]:
         """(sums by parameter, norms before clipping); no sums if a norm is not finite, since 0 times infinity is not 0."""
+        for name in list(self._decay):  # no example reached it
+            self.take(name, [])
         with self._full_precision():
             beside = {
                 group: torch.cat([g.flatten(1) for g in found.values()], 1) for group, found in self._small.items()
@@ -131,6 +162,7 @@ def clip_and_add(
     clipping: Clipping,
     batch_size: int,
     strategy: str = "rules",
+    weight_decay: Mapping[str, float] | None = None,
 ) -> tuple[Sums | None, Tensor]:
     """The clipped sum of what is all there already: see `Adding`.
 
@@ -141,7 +173,7 @@ def clip_and_add(
     >>> clip_and_add(uses, {"w": nn.Parameter(torch.zeros(1))}, Flat(1.0), 2)
     ({'w': tensor([1.5000])}, tensor([[3.0000], [0.5000]]))
     """
-    adding = Adding(trainable, clipping, batch_size, strategy)
+    adding = Adding(trainable, clipping, batch_size, strategy, weight_decay)
     for name, found in uses.items():
         adding.take(name, found)
     return adding.finish()

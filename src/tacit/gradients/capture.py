@@ -97,6 +97,8 @@ class Call:
     shapes: list[torch.Size | None] = field(default_factory=list)
     gradients: list[Tensor | None] = field(default_factory=list)
     backward: GroupNormBackward | None = None  # ours instead of the module's own
+    kept: Tensor | None = None  # what it gave, if that was asked for and is small beside the weight
+    kept_version: int = 0
     outputs: list[Any] = field(default_factory=list)  # only in a probe
     drew_random_numbers: bool = False  # only in a probe
 
@@ -146,9 +148,10 @@ def _rule_of(module: nn.Module) -> Rule | None:
 
 
 def capture(
-    model: nn.Module, units: list[Unit], loss: Loss, batch: Batch, *, probing: bool = False
+    model: nn.Module, units: list[Unit], loss: Loss, batch: Batch, *, probing: bool = False, keep_outputs: bool = False
 ) -> tuple[list[Call], Tensor]:
-    """Run the model once; the calls of its units in the order in which they ended, and the losses.
+    """Run the model once; the calls of its units in the order in which they ended, and the losses. `keep_outputs` keeps what the
+    layers with a rule gave, where it is no more than they have weights.
 
     *Guarantee.* The hooks are gone when it returns or raises; nothing else of the model is touched.
 
@@ -167,6 +170,8 @@ def capture(
                 call = _begin(unit, args, kwargs)
                 output = _with_own_backward(call, args, output)
                 _end(call, output, probing)
+                if keep_outputs:
+                    _keep(call, output)
                 calls.append(call)
             return output
 
@@ -277,7 +282,7 @@ def _hand_over(call: Call, arrived: Callable[[Call], None]) -> Any:
         if gradient is not None:
             call.gradients = [gradient if shape is None else gradient.reshape(shape)]
             arrived(call)
-            call.gradients, call.leaves = [None], []
+            call.gradients, call.leaves, call.kept = [None], [], None
 
     return edge.node.register_prehook(hook)
 
@@ -372,6 +377,16 @@ def _end(call: Call, output: Any, probing: bool) -> None:
         call.edges.append(edge)
         call.shapes.append(leaf.shape if isinstance(leaf, Tensor) else None)
     call.outputs = [o.detach().clone() if isinstance(o, Tensor) else o for o in outputs] if probing else []
+
+
+def _keep(call: Call, output: Any) -> None:
+    weight = call.unit.module._parameters.get("weight")
+    if (
+        weight is None or not isinstance(output, Tensor) or output.dtype != weight.dtype
+    ):  # under autocast it lost too much
+        return
+    if output.numel() <= len(output) * weight.numel():
+        call.kept, call.kept_version = output.detach(), output._version
 
 
 def _random_state(batch: Batch) -> Tensor:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
-import torch  # noqa: F401 - for the examples
+import torch
 from torch import Tensor, nn
 
 from tacit.gradients import kernels
-from tacit.gradients.contribution import Add, added_up, not_negative
-from tacit.gradients.windows import padded, sides, weight_gradient
+from tacit.gradients.contribution import Add, added_up, at_least_float32, not_negative, squared_norms
+from tacit.gradients.toward import Toward, along_outputs
+from tacit.gradients.windows import Conv, padded, sides, weight_gradient
 
 
 def fits(module: nn.Module, inputs: Tensor, gradients: Tensor) -> bool:
@@ -22,6 +24,34 @@ def fits(module: nn.Module, inputs: Tensor, gradients: Tensor) -> bool:
     """
     plain = isinstance(module, nn.Conv2d) and module.groups == 1 and set(module.dilation) == {1}
     return plain and inputs.dim() == 4 and kernels.usable(inputs, gradients)
+
+
+def along_conv(module: Conv, inputs: Tensor, gradients: Tensor, toward: Toward) -> tuple[Tensor, Tensor]:
+    """Inner products of the gradients of any convolution with its weight, from its outputs: see `toward.along_outputs`.
+
+    *Guarantee.* Row i comes from row i alone.
+
+    >>> layer = nn.Conv1d(1, 1, 1, bias=False)
+    >>> with torch.no_grad(): layer.weight.fill_(3.0)
+    Parameter ...
+    >>> float(along_conv(layer, torch.full((1, 1, 1), 2.0), torch.full((1, 1, 1), 5.0), Toward())[0])
+    30.0
+    """
+    # no pixel is in more windows than the kernel has places
+    size = math.prod(module.kernel_size) * squared_norms(padded(module, inputs))
+    weight, bias = _weights(module, gradients)
+    return along_outputs(_outputs(module, inputs, toward), gradients, weight, bias, size)
+
+
+def _weights(module: Conv, like: Tensor) -> tuple[Tensor, Tensor | None]:
+    return module.weight.detach().to(like.dtype), None if module.bias is None else module.bias.detach().to(like.dtype)
+
+
+def _outputs(module: Conv, inputs: Tensor, toward: Toward) -> Tensor:
+    outputs: Tensor = (
+        module._conv_forward(inputs, *_weights(module, inputs)) if toward.outputs is None else toward.outputs
+    )
+    return outputs
 
 
 class CompiledConv:
@@ -38,26 +68,29 @@ class CompiledConv:
     ...     assert CompiledConv(layer, x, g).per_example().tolist() == [[[[[21.0, 42.0]]]]]
     """
 
-    def __init__(self, module: nn.Conv2d, inputs: Tensor, gradients: Tensor, views: int = 1) -> None:
+    def __init__(
+        self, module: nn.Conv2d, inputs: Tensor, gradients: Tensor, views: int = 1, toward: Toward | None = None
+    ) -> None:
         (top, bottom), (left, right) = sides(module)
-        self.module, self.inputs, self.gradients, self.views = module, inputs, gradients, views
+        self.module, self.inputs, self.gradients, self.views, self.toward = module, inputs, gradients, views, toward
         self.images, zeros = inputs, (top, left)
         if module.padding_mode != "zeros" or zeros != (bottom, right):
             self.images, zeros = padded(module, inputs), (0, 0)
         (rows, columns), (down, along) = module.kernel_size, module.stride
         self.geometry = kernels.Geometry((rows, columns), (down, along), zeros)
         self._bias: Tensor | None = None
+        self.found: kernels.ConvGradients | kernels.ConvNorms | None = None
 
-    def instantiated(self, standardized: kernels.Standardized | None = None) -> kernels.ConvGradients:
+    def instantiated(self, toward: kernels.Direction | None = None) -> kernels.ConvGradients:
         """The gradients, with their norms."""
-        found = kernels.conv_gradients(self.images, self.gradients, self.geometry, standardized, self.views)
-        self._bias = found.bias
+        found = kernels.conv_gradients(self.images, self.gradients, self.geometry, toward, self.views)
+        self._bias, self.found = found.bias, found
         return found
 
     def norms(self, *, scale: Tensor | None = None, outputs: Tensor | None = None) -> kernels.ConvNorms:
         """What Gram matrices tell of the gradients; only if windows lie one pixel apart."""
         found = kernels.conv_norms(self.images, self.gradients, self.geometry, scale=scale, outputs=outputs)
-        self._bias = found.bias
+        self._bias, self.found = found.bias, found
         return found
 
     @property
@@ -82,10 +115,40 @@ class CompiledConv:
     def held(self, standardized: Callable[[], kernels.Standardized] | None = None) -> tuple[Tensor, Add]:
         """The way that holds the gradients, with their norms taken while they were made; those of a standardised weight if it
         is given."""
-        found = self.instantiated(None if standardized is None else standardized())
+        direction: kernels.Direction | None = None
+        if standardized is not None:
+            direction = standardized()
+        elif self.toward is not None:
+            direction = kernels.Direction.along(at_least_float32(self.module.weight.detach()))
+        found = self.instantiated(direction)
         return found.norms, found.weighted_sum
 
     def ghost(self) -> tuple[Tensor, Add]:
         """The way by Gram matrices."""
-        found = self.norms()
+        found = self.norms(outputs=None if self.toward is None else _outputs(self.module, self.inputs, self.toward))
         return not_negative(found.squares) + found.allowance, self.second_pass
+
+    def along(self) -> tuple[Tensor, Tensor]:
+        """After `held` or `ghost`, if it was asked for: inner products of the gradients with the weight, and by how much rounding
+        may have changed them, [batch] each.
+
+        A sum of n products has a rounding error of at most n eps/2 times the sum of their sizes. Held, that is n eps/2 |G| |W|.
+        From the outputs, it is n eps/2 (|W| sqrt(sum |a_t|^2 sum |g_t|^2) + |b| sqrt(T sum |g_t|^2)) for T positions, where n
+        counts those and what was added up in an output; channels are added up in double precision.
+        """
+        found, weight, bias = self.found, self.module.weight.detach(), self.module.bias
+        if found is None:  # it was a way of another's
+            assert self.toward is not None
+            return along_conv(self.module, self.inputs, self.gradients, self.toward)
+        eps, length = torch.finfo(torch.float32).eps, torch.linalg.vector_norm(weight).double()
+        values = found.along.double().sum(dim=1)
+        if isinstance(found, kernels.ConvGradients):
+            summands = kernels.summands_of(self.module.in_channels, self.geometry)
+            return values, summands * eps / 2 * length * found.norms.sqrt()
+        positions = math.prod(self.gradients.shape[2:])
+        summands = weight[0].numel() + positions + 8
+        error = length * found.size.sqrt()
+        if bias is not None:
+            values = values - found.bias.double() @ bias.detach().double()
+            error = error + torch.linalg.vector_norm(bias.detach()).double() * (positions * found.gradient_size).sqrt()
+        return values, summands * eps / 2 * error

@@ -26,6 +26,7 @@ Add = Callable[[Tensor], Tensor]
 # A way to clip: called once, it gives the squared norms, [batch], and the function that adds up, given a factor an example. It
 # must hold that the norms are not below those of what is added up, whatever cancels.
 Way = Callable[[], tuple[Tensor, Add]]
+Along = Callable[[], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class Contribution:
     """What one call of one layer adds to each example's gradient of one parameter.
 
     `ghost` is a way that never holds those gradients, if there is one; `held` one that does and is faster than to take
-    `per_example()` and add up.
+    `per_example()` and add up. `along`, once one of the two was called, gives each example's inner product of its gradient with
+    the parameter itself, and how far rounding may have taken it from the truth, [batch] each; only if it was asked for.
 
     *Guarantee.* Row i of `per_example()` ([batch, *parameter.shape]) depends on example i alone; whichever way is taken, what is
     added up is the same, up to rounding.
@@ -47,6 +49,7 @@ class Contribution:
     ghost: Way | None = None
     held: Way | None = None
     ghost_is_cheaper: bool = False
+    along: Along | None = None
 
 
 def squared_norms(per_example: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from tacit.gradients.compiled import CompiledConv, fits
+from tacit.gradients.compiled import CompiledConv, along_conv, fits
 from tacit.gradients.contribution import (
     Add,
     Contribution,
@@ -22,10 +22,13 @@ from tacit.gradients.contribution import (
     not_negative,
     rounding_allowance,
 )
+from tacit.gradients.toward import Toward
 from tacit.gradients.windows import Conv, channels_last, padded, weight_gradient, windows
 
 
-def conv(module: Conv, inputs: Tensor, gradients: Tensor, views: int = 1) -> dict[str, Contribution]:
+def conv(
+    module: Conv, inputs: Tensor, gradients: Tensor, views: int = 1, toward: Toward | None = None
+) -> dict[str, Contribution]:
     """Instantiated by matrix products of windows, or clipped by a ghost norm from Gram matrices.
 
     *Guarantee.* Row i of every result comes from example i's rows of `inputs` and `gradients` alone (so many `views`, one after
@@ -40,16 +43,15 @@ def conv(module: Conv, inputs: Tensor, gradients: Tensor, views: int = 1) -> dic
     # The Gram matrix of several views would have as many times as many rows *and* columns.
     ghost = partial(_ghost, module, inputs, gradients) if views == 1 else None
     if isinstance(module, nn.Conv2d) and fits(module, inputs, gradients):
-        compiled = CompiledConv(module, inputs, gradients, views)
-        return {
-            "weight": Contribution(
-                compiled.per_example, compiled.ghost if compiled.has_ghost else ghost, compiled.held, cheaper
-            ),
-            "bias": Contribution(compiled.bias),
-        }
+        compiled = CompiledConv(module, inputs, gradients, views, toward)
+        way = compiled.ghost if compiled.has_ghost else ghost
+        along = None if toward is None else compiled.along
+        weight = Contribution(compiled.per_example, way, compiled.held, cheaper, along)
+        return {"weight": weight, "bias": Contribution(compiled.bias)}
+    along = None if toward is None else partial(along_conv, module, inputs, gradients, toward)
     return {
         "weight": Contribution(
-            lambda: added_up(_per_example(module, inputs, gradients), views), ghost, ghost_is_cheaper=cheaper
+            lambda: added_up(_per_example(module, inputs, gradients), views), ghost, None, cheaper, along
         ),
         "bias": Contribution(lambda: added_up(gradients.sum(dim=tuple(range(2, gradients.dim()))), views)),
     }

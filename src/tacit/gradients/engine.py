@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Hashable, Iterable
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from tacit.gradients.rules import check_strategy, rules_sum
 from tacit.gradients.sandbox import unchanged
 from tacit.privacy.clipping import Clipping
 from tacit.privacy.mechanism import ClippedSum
-from tacit.privacy.validation import UserError, check_choice, check_count
+from tacit.privacy.validation import UserError, check_choice, check_count, check_not_negative, nearest
 
 ENGINES = ("auto", "rules", "ghost", "instantiate", "vmap", "loop")
 
@@ -34,16 +34,18 @@ class ClippedGradient:
     (`model(**inputs)`), with the examples on the first axis of every tensor. `physical_batch_size` is how many examples are
     held at once (chosen by memory if None); it does not change the sum. `engine` is for tests: "auto" takes the rules
     where they hold, else `torch.func`, else a loop; "ghost" and "instantiate" are the rules with one way to clip everywhere.
+    `weight_decay` is by parameter: so many times the parameter is added to *each example's* gradient of it before it is clipped.
     `with_losses` keeps the losses beside the norms, for a plan that releases their mean; it takes one more forward pass.
 
-    *Guarantee.* Adding or removing one example moves the sum by at most `clipping.sensitivity`, and in group j by at most C_j
-    (up to the rounding of floating-point arithmetic), if the model and the loss look at each example by itself. That is tried,
-    not proved: layers known to mix are refused by name, and before the first batch of a kind some of its examples are exchanged
-    or left out, while losses and gradients of the others must stay the same (`probe` says what is compared). Mixing that shows
-    only on inputs, weights or batches unlike those tried, or in a loss that has changed since, is not found; the engines "vmap"
-    and "loop" run each example by itself, and do not depend on it. A model that keeps something of the examples in parameters,
-    buffers or tensor attributes is refused, as far as the same runs show it. An example whose gradient is not finite adds
-    nothing and is counted. The model is left as it was: no hook, no attribute, no `.grad`, no other mode.
+    *Guarantee.* Adding or removing one example moves the sum by at most `clipping.sensitivity`, and in group j by at most C_j,
+    with decay or without (up to the rounding of floating-point arithmetic), if the model and the loss look at each example by
+    itself. That is tried, not proved: layers known to mix are refused by name, and before the first batch of a kind some of its
+    examples are exchanged or left out, while losses and gradients of the others must stay the same (`probe` says what is
+    compared). Mixing that shows only on inputs, weights or batches unlike those tried, or in a loss that has changed since, is
+    not found; the engines "vmap" and "loop" run each example by itself, and do not depend on it. A model that keeps something
+    of the examples in parameters, buffers or tensor attributes is refused, as far as the same runs show it. An example whose
+    gradient is not finite adds nothing and is counted. The model is left as it was: no hook, no attribute, no `.grad`, no other
+    mode.
 
     >>> from tacit.privacy.clipping import Flat
     >>> model = nn.Linear(1, 1, bias=False)
@@ -62,6 +64,7 @@ class ClippedGradient:
         physical_batch_size: int | None = None,
         engine: str = "auto",
         with_losses: bool = False,
+        weight_decay: Mapping[str, float] | None = None,
     ) -> None:
         if physical_batch_size is not None:
             physical_batch_size = check_count("physical_batch_size", physical_batch_size)
@@ -73,7 +76,9 @@ class ClippedGradient:
         self.with_losses = with_losses
         self._routes: dict[Hashable, Route] = {}
         refuse_known_mixers(model)
-        clipping.group_of(list(trainable_parameters(model)))
+        trainable = trainable_parameters(model)
+        self.weight_decay = _checked(weight_decay or {}, list(trainable))
+        clipping.group_of(list(trainable))
         kernels.keep_memory()
 
     def __call__(self, inputs: Any, targets: Any) -> ClippedSum:
@@ -193,10 +198,21 @@ class ClippedGradient:
         return rest, norms
 
     def _computed(self, route: Route, trainable: dict[str, nn.Parameter], batch: Batch) -> tuple[Sums | None, Tensor]:
+        decay = {
+            name: rate for name, rate in self.weight_decay.items() if name in trainable
+        }  # the rest is frozen by now
         if route.engine == "rules":
             try:
                 return rules_sum(
-                    self.model, self.loss, trainable, self.clipping, batch, route.units, route.layouts, self.engine
+                    self.model,
+                    self.loss,
+                    trainable,
+                    self.clipping,
+                    batch,
+                    route.units,
+                    route.layouts,
+                    self.engine,
+                    decay,
                 )
             except NoRule as reason:
                 check_strategy(self.engine, str(reason))
@@ -217,7 +233,18 @@ class ClippedGradient:
                 route.step_down("loop")
             else:
                 uses = {name: [Contribution(lambda g=g: g)] for name, g in gradients.items()}  # type: ignore[misc]
-                return clip_and_add(uses, trainable, self.clipping, batch.size)
+                return clip_and_add(uses, trainable, self.clipping, batch.size, weight_decay=decay)
         inputs, targets = batch.tree()
-        summed = reference.clipped_sum(self.model, self.loss, self.clipping, inputs, targets)
+        summed = reference.clipped_sum(self.model, self.loss, self.clipping, inputs, targets, decay)
         return dict(summed.gradients), summed.norms
+
+
+def _checked(weight_decay: Mapping[str, float], names: list[str]) -> dict[str, float]:
+    for name in weight_decay:
+        if name not in names:
+            raise UserError(f"weight decay of {name!r}: there is no such trainable parameter{nearest(name, names)}")
+    return {
+        name: check_not_negative(f"the weight decay of {name!r}", rate)
+        for name, rate in weight_decay.items()
+        if rate != 0
+    }

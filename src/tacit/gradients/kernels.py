@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from tacit.gradients.buffers import Buffers
 from tacit.gradients.contribution import weighted_sum
@@ -96,10 +97,35 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Standardized:
-    """A weight standardised by output channel (`standardized.py` has the formulas): u, in the order of the axes in which
-    `conv_gradients` works and filled up to whole vectors, the scales s, and the coefficients with which the squared norm of a
-    projected gradient follows from sums over a plain one.
+class Direction:
+    """Numbers u of a weight's shape, in the order of the axes in which `conv_gradients` works and filled up to whole vectors, for
+    inner products with the gradients, an output channel at a time; and the coefficients with which a squared norm follows from
+    the sums over a gradient: here, those of the gradient as it is.
+
+    *Guarantee.* It comes from the weight alone.
+
+    >>> if usable(torch.zeros(1, 1, 1, 1)):
+    ...     assert Direction.along(torch.tensor([-1.0, 0.0, 2.0]).view(1, 1, 1, 3)).u[:, 0].tolist() == [-1.0, 0.0, 2.0]
+    """
+
+    u: Tensor
+    coefficients: Tensor
+    across: bool
+
+    @classmethod
+    def along(cls, weight: Tensor) -> Direction:
+        out, across = len(weight), _across(weight.shape)
+        rows = weight.permute(0, 2, 3, 1).reshape(out, -1)
+        u = rows.clone() if across else F.pad(rows, (0, 0, 0, -out % 16)).t().contiguous()  # memory of its own, aligned
+        coefficients = u.new_zeros(3, out, dtype=torch.float64)
+        coefficients[0] = 1.0
+        return cls(u, coefficients, across)
+
+
+@dataclass(frozen=True)
+class Standardized(Direction):
+    """A weight standardised by output channel (`standardized.py` has the formulas): u, the scales s, and the coefficients with
+    which the squared norm of a projected gradient follows from sums over a plain one.
 
     *Guarantee.* It comes from the weight alone; sums are made in double precision.
 
@@ -108,10 +134,7 @@ class Standardized:
     ...     assert [round(float(u), 4) for u in found.u[:, 0]] == [-0.7071, 0.0, 0.7071]
     """
 
-    u: Tensor
     scale: Tensor
-    coefficients: Tensor
-    across: bool
 
     @classmethod
     def of(cls, weight: Tensor, eps: float) -> Standardized:
@@ -122,7 +145,7 @@ class Standardized:
         scale, coefficients = weight.new_empty(out), weight.new_empty(3, out, dtype=torch.float64)
         places = (tensor.data_ptr() for tensor in (weight, u, scale, coefficients))
         _kernels.standardize(*places, out, kernel, eps, across)
-        return cls(u, scale, coefficients, across)
+        return cls(u, coefficients, across, scale)
 
     def project(self, gradient: Tensor) -> None:
         """Make the gradient of u, or a sum of such, that of the weight: in place, laid out as `conv_gradients` has it."""
@@ -139,8 +162,8 @@ class ConvGradients:
     """What one pass over a batch gives: per-example weight gradients, [batch, out, in, kernel rows, kernel columns], in whatever
     order in memory; their squared norms ([batch]), with what rounding may have taken from them; and, per example and output
     channel ([batch, out]): the sum of the weight gradient's squares, the sum of the output gradient (the bias's gradient) and,
-    if a standardised weight was given, the sum of the weight gradient's entries and its inner product with u. The norms are
-    then those of the projected gradients, and what is added up is projected.
+    if a direction u was given, the sum of the weight gradient's entries and its inner product with u. If that is a standardised
+    weight, the norms are those of the projected gradients, and what is added up is projected.
 
     *Guarantee.* Row i comes from example i alone, and a norm is not below that of what is added up.
 
@@ -153,7 +176,7 @@ class ConvGradients:
     order: tuple[int, ...]  # of the axes of `rows` without the first: out, in, kernel rows, kernel columns
     sums: Tensor
     norms: Tensor
-    standardized: Standardized | None = None
+    toward: Direction | None = None
 
     @property
     def gradients(self) -> Tensor:
@@ -162,8 +185,8 @@ class ConvGradients:
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """sum_i factors[i] * gradients[i], projected if the weight is standardised"""
         added = weighted_sum(self.rows, factors)
-        if self.standardized is not None:
-            self.standardized.project(added)
+        if isinstance(self.toward, Standardized):
+            self.toward.project(added)
         return added.permute(self.order)
 
     @property
@@ -184,7 +207,7 @@ class ConvGradients:
 
 
 def conv_gradients(
-    x: Tensor, g: Tensor, geometry: Geometry, standardized: Standardized | None = None, views: int = 1
+    x: Tensor, g: Tensor, geometry: Geometry, toward: Direction | None = None, views: int = 1
 ) -> ConvGradients:
     """sum_t g_t a_t^T of each example, with a_t the window of the zero-padded image at output position t.
 
@@ -203,29 +226,41 @@ def conv_gradients(
     batch = images // views
     assert images == same == batch * views
     across = _across((out, channels, *geometry.kernel))
-    assert standardized is None or (standardized.across == across and len(standardized.scale) == out)
+    assert toward is None or (toward.across == across and toward.coefficients.shape[1] == out)
     shape = (out, *geometry.kernel, channels) if across else (*geometry.kernel, channels, out)
     rows = _buffers.take((batch, *shape))
-    sums = x.new_empty(batch, 2 if standardized is None else 4, out)
+    sums = x.new_empty(batch, 2 if toward is None else 4, out)
     norms = x.new_empty(batch, dtype=torch.float64)
-    # How many numbers are added up one after the other in one of the sums, at most: over tiles of six rows or more.
-    summands = channels * math.prod(geometry.kernel) // 6 + 16
     _kernels.conv_gradients(
         x.data_ptr(),
         g.data_ptr(),
-        0 if standardized is None else standardized.u.data_ptr(),
-        0 if standardized is None else standardized.coefficients.data_ptr(),
+        0 if toward is None else toward.u.data_ptr(),
+        0 if toward is None else toward.coefficients.data_ptr(),
         rows.data_ptr(),
         sums.data_ptr(),
         norms.data_ptr(),
         (batch, views, height, width, channels),
         (down, along, out),
         geometry.windows,
-        (1 if standardized is None else 4) * summands * torch.finfo(torch.float32).eps,
+        (4 if isinstance(toward, Standardized) else 1)
+        * summands_of(channels, geometry)
+        * torch.finfo(torch.float32).eps,
         across,
         torch.get_num_threads(),
     )
-    return ConvGradients(rows, (0, 3, 1, 2) if across else (3, 2, 0, 1), sums, norms, standardized)
+    return ConvGradients(rows, (0, 3, 1, 2) if across else (3, 2, 0, 1), sums, norms, toward)
+
+
+def summands_of(channels: int, geometry: Geometry) -> int:
+    """How many numbers are added up one after the other in one of the sums of `conv_gradients`, at most: over tiles of six rows
+    or more.
+
+    *Guarantee.* Not too few.
+
+    >>> summands_of(32, Geometry((3, 3), (1, 1), (1, 1)))
+    64
+    """
+    return channels * math.prod(geometry.kernel) // 6 + 16
 
 
 def _across(shape: tuple[int, ...]) -> bool:
@@ -237,18 +272,20 @@ def _across(shape: tuple[int, ...]) -> bool:
 @dataclass(frozen=True)
 class ConvNorms:
     """What Gram matrices give, an example at a time ([batch]): the squared norm of the weight gradient, `size`, which is
-    sum_t |a_t|^2 sum_t |g_t|^2, and `allowance`, by which rounding may have made the norm too small: as in
-    `contribution.rounding_allowance`, and what is lost where squares are too small for a float. `sums` ([batch, 1 or 3, out])
-    are sum_t g_t, the bias's gradient, and, if the outputs y were given, sum_t g_t sum(a_t) and sum_t g_t y_t.
+    sum_t |a_t|^2 sum_t |g_t|^2, of which `gradient_size` is the second factor, and `allowance`, by which rounding may have made
+    the norm too small: as in `contribution.rounding_allowance`, and what is lost where squares are too small for a float. `sums`
+    ([batch, 1 or 3, out]) are sum_t g_t, the bias's gradient, and, if the outputs y were given, sum_t g_t sum(a_t) and
+    sum_t g_t y_t.
 
     *Guarantee.* Row i comes from example i alone.
 
-    >>> ConvNorms(torch.zeros(2), torch.zeros(2), torch.zeros(2, 1, 4), torch.zeros(2)).bias.shape
+    >>> ConvNorms(torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.zeros(2, 1, 4), torch.zeros(2)).bias.shape
     torch.Size([2, 4])
     """
 
     squares: Tensor
     size: Tensor
+    gradient_size: Tensor
     sums: Tensor
     allowance: Tensor
 
@@ -306,7 +343,8 @@ def conv_norms(
     size = norms[:, 1] * norms[:, 2]
     summands = channels + math.prod(geometry.kernel) + out + down * along // 4 + 8  # positions four at a time, or more
     lost = real.tiny * (height * width * channels + down * along * out)
-    return ConvNorms(norms[:, 0], size, sums, summands * real.eps / 2 * size + lost * (norms[:, 1] + norms[:, 2]))
+    allowance = summands * real.eps / 2 * size + lost * (norms[:, 1] + norms[:, 2])
+    return ConvNorms(norms[:, 0], size, norms[:, 2], sums, allowance)
 
 
 def norm_gradients(x: Tensor, g: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:

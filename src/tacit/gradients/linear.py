@@ -6,12 +6,24 @@ from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from tacit.gradients import kernels
-from tacit.gradients.contribution import Add, Contribution, ghost_is_cheaper, not_negative, rounding_allowance
+from tacit.gradients.contribution import (
+    Add,
+    Along,
+    Contribution,
+    ghost_is_cheaper,
+    not_negative,
+    rounding_allowance,
+    squared_norms,
+)
+from tacit.gradients.toward import Toward, along_outputs
 
 
-def linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> dict[str, Contribution]:
+def linear(
+    module: nn.Linear, inputs: Tensor, gradients: Tensor, toward: Toward | None = None
+) -> dict[str, Contribution]:
     """An example's weight gradient is sum_t g_t a_t^T over its positions t, its bias gradient sum_t g_t.
 
     Ghost norm: ||sum_t g_t a_t^T||^2 = sum_{t,s} (a_t . a_s)(g_t . g_s), which for one position is |a|^2 |g|^2.
@@ -27,8 +39,9 @@ def linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> dict[str, Co
     >>> squares.item()
     100.0
     """
+    along = None if toward is None else partial(_along, module, inputs, gradients, toward)
     if inputs.dim() == 2:
-        return _one_position(inputs, gradients)
+        return _one_position(inputs, gradients, along)
     a, g = inputs.flatten(1, -2), gradients.flatten(1, -2)
     positions = a.shape[1]
     # Several positions are a row of pixels, and the layer a convolution with a kernel of one.
@@ -43,16 +56,25 @@ def linear(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> dict[str, Co
     ghost = partial(_ghost_compiled if compiled else _ghost, a, g)
     held = partial(_held_compiled, a, g) if compiled else None
     return {
-        "weight": Contribution(lambda: g.transpose(1, 2) @ a, ghost, held, cheaper),
+        "weight": Contribution(lambda: g.transpose(1, 2) @ a, ghost, held, cheaper, along),
         "bias": Contribution(lambda: g.sum(dim=1)),
     }
 
 
-def _one_position(a: Tensor, g: Tensor) -> dict[str, Contribution]:
+def _along(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward) -> tuple[Tensor, Tensor]:
+    weight, bias = module.weight.detach().to(g.dtype), None if module.bias is None else module.bias.detach().to(g.dtype)
+    outputs = F.linear(a, weight, bias) if toward.outputs is None else toward.outputs
+    return along_outputs(outputs.movedim(-1, 1), g.movedim(-1, 1), weight, bias, squared_norms(a))
+
+
+def _one_position(a: Tensor, g: Tensor, along: Along | None) -> dict[str, Contribution]:
     """One product an example: what most classifiers end with."""
     return {
         "weight": Contribution(
-            lambda: g.unsqueeze(2) * a.unsqueeze(1), partial(_product_of_norms, a, g), ghost_is_cheaper=True
+            lambda: g.unsqueeze(2) * a.unsqueeze(1),
+            partial(_product_of_norms, a, g),
+            ghost_is_cheaper=True,
+            along=along,
         ),
         "bias": Contribution(lambda: g),
     }

@@ -5,6 +5,7 @@ Every fast path is tested against it. It checks nothing, remembers nothing and i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,8 +16,17 @@ from tacit.privacy.clipping import Clipping, clip_factors
 from tacit.privacy.mechanism import ClippedSum
 
 
-def clipped_sum(model: nn.Module, loss: Loss, clipping: Clipping, inputs: Any, targets: Any) -> ClippedSum:
+def clipped_sum(
+    model: nn.Module,
+    loss: Loss,
+    clipping: Clipping,
+    inputs: Any,
+    targets: Any,
+    weight_decay: Mapping[str, float] | None = None,
+) -> ClippedSum:
     """The sum over examples of the gradient, clipped in each group: sum_i min(1, C_j / ||g_i,j||) g_i,j.
+
+    `weight_decay` is by name: so many times the parameter is added to each example's gradient of it beforehand.
 
     *Guarantee.* Each example is seen by itself, so that whatever the model does, adding or removing an example adds or
     removes one vector of norm at most C_j in group j. A gradient that is not finite adds nothing and is counted.
@@ -38,6 +48,8 @@ def clipped_sum(model: nn.Module, loss: Loss, clipping: Clipping, inputs: Any, t
     norms = next(iter(sums.values())).new_zeros(batch.size, len(clipping.clipping_norms), dtype=dtype)
     for i in range(batch.size):
         gradients = one_gradient(model, loss, parameters, batch.rows(slice(i, i + 1)))
+        for name, rate in (weight_decay or {}).items():
+            gradients[name] = gradients[name].to(sums[name].dtype) + rate * parameters[name].detach()
         for j in range(norms.shape[1]):
             members = [g.to(dtype).flatten() for g, group in zip(gradients.values(), groups) if group == j]
             norms[i, j] = torch.linalg.vector_norm(torch.cat(members))

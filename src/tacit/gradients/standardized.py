@@ -26,6 +26,7 @@ from tacit.gradients import kernels
 from tacit.gradients.compiled import CompiledConv, fits
 from tacit.gradients.contribution import Add, Contribution, at_least_float32, instantiated, not_negative, squared_norms
 from tacit.gradients.conv import conv
+from tacit.gradients.toward import Toward
 from tacit.gradients.windows import padded
 from tacit.privacy.validation import UserError
 
@@ -80,7 +81,7 @@ class WeightStandardizedConv2d(nn.Conv2d):
 
 
 def standardized_conv(
-    module: WeightStandardizedConv2d, inputs: Tensor, gradients: Tensor, views: int = 1
+    module: WeightStandardizedConv2d, inputs: Tensor, gradients: Tensor, views: int = 1, toward: Toward | None = None
 ) -> dict[str, Contribution]:
     """The rule of the plain convolution, at output gradients times s_c, projected.
 
@@ -121,13 +122,20 @@ def standardized_conv(
             return _ghost(module, inputs, gradients, u, scale, outputs).way()
         return _ghost_compiled(compiled, u, scale, outputs).way()
 
+    uses_kernels = compiled is not None and kernels.usable(weight)
+
+    def along() -> tuple[Tensor, Tensor]:
+        assert compiled is not None
+        return _along(compiled)
+
     return {
         "weight": Contribution(
             per_example,
             # Held, unless a ghost norm is asked for: that must allow for much more rounding, and needs one more convolution.
             # None on accelerators, where convolutions may run in less than float32.
-            ghost if gradients.device.type == "cpu" and views == 1 else None,
-            held if compiled is None or not kernels.usable(weight) else held_compiled,
+            ghost if gradients.device.type == "cpu" and views == 1 and toward is None else None,
+            held_compiled if uses_kernels else held,
+            along=along if uses_kernels and toward is not None else None,
         ),
         "bias": Contribution(
             (lambda: conv(module, inputs, gradients, views)["bias"].per_example())
@@ -135,6 +143,19 @@ def standardized_conv(
             else compiled.bias
         ),
     }
+
+
+def _along(compiled: CompiledConv) -> tuple[Tensor, Tensor]:
+    """<P_c, w_c> of the projected gradient P_c and the weight itself, w_c = u_c / s_c + m_c, which is (1 - r_c) <u_c, G_c>, with
+    1 - r_c = eps / (v_c + eps) = eps K s_c^2; and by how much rounding may have changed it, as for a plain convolution."""
+    found, module = compiled.found, compiled.module
+    assert isinstance(found, kernels.ConvGradients)
+    assert isinstance(found.toward, kernels.Standardized)
+    assert isinstance(module, WeightStandardizedConv2d)
+    kept = module.eps * module.weight[0].numel() * found.toward.coefficients[0]
+    summands = kernels.summands_of(module.in_channels, compiled.geometry)
+    error = summands * torch.finfo(torch.float32).eps / 2 * kept.norm() * found.squares.double().sum(dim=1).sqrt()
+    return found.along.double() @ kept, error
 
 
 @dataclass(frozen=True)

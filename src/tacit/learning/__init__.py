@@ -1,4 +1,4 @@
-"""What makes private models accurate: activations, losses, optimizers, averages and augmentation (more to come: curricula)."""
+"""What makes private models accurate: activations, losses, optimizers, weight decay, averages and augmentation."""
 
 from tacit.learning.activations import ACTIVATIONS, TemperedSigmoid, activation_of
 from tacit.learning.augmentation import (
@@ -25,6 +25,7 @@ from tacit.learning.losses import (
     sum_of_squares,
 )
 from tacit.learning.optimizers import PRIVATE_OPTIMIZERS, LearnsNoise, PrivateAdam, PrivateRMSprop
+from tacit.learning.weight_decay import WeightDecay
 
 __all__ = [
     "ACTIVATIONS",
@@ -51,6 +52,7 @@ __all__ = [
     "TemperedLogistic",
     "TemperedSigmoid",
     "Views",
+    "WeightDecay",
     "activation_of",
     "cross_entropy",
     "make_augmentation",

@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from tacit.gradients import ClippedGradient
 from tacit.learning.averaging import Averaging
 from tacit.learning.losses import PerExampleLoss
+from tacit.learning.weight_decay import WeightDecay
 from tacit.privacy.clipping import Flat
 from tacit.privacy.dice import DicePlan
 from tacit.privacy.dice_mechanism import DiceMechanism
@@ -62,6 +63,7 @@ class DiceTrainer(PrivateTrainer):
         delta: float = 1e-5,
         learning_rate_schedule: LRScheduler | None = None,
         averaging: Averaging | None = None,
+        weight_decay: WeightDecay | None = None,
         seed: int | None = None,
         run_directory: str | os.PathLike[str] | None = None,
         resume: bool = False,
@@ -76,6 +78,7 @@ class DiceTrainer(PrivateTrainer):
             delta=delta,
             learning_rate_schedule=learning_rate_schedule,
             averaging=averaging,
+            weight_decay=weight_decay,
             seed=seed,
             run_directory=run_directory,
             resume=resume,
@@ -84,7 +87,11 @@ class DiceTrainer(PrivateTrainer):
         )
         self.dice = plan
         self._unclipped = ClippedGradient(
-            model, loss=loss, clipping=_UNREACHED, physical_batch_size=physical_batch_size
+            model,
+            loss=loss,
+            clipping=_UNREACHED,
+            physical_batch_size=physical_batch_size,
+            weight_decay=self._rates,
         )
         self._feedback: DiceMechanism | None = None
 

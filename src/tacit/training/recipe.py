@@ -33,6 +33,7 @@ from tacit.training.sections import (
     OptimizerSection,
     PrivacySection,
     Section,
+    WeightDecaySection,
     Whole,
     WithOptions,
     kinds_of,
@@ -50,6 +51,7 @@ __all__ = [
     "OptimizerSection",
     "PrivacySection",
     "Recipe",
+    "WeightDecaySection",
     "named_recipes",
 ]
 
@@ -88,6 +90,7 @@ class Recipe(Section):
     privacy: PrivacySection
     optimizer: OptimizerSection = OptimizerSection()
     learning_rate_schedule: LearningRateSection = LearningRateSection()
+    weight_decay: WeightDecaySection = WeightDecaySection()
     averaging: AveragingSection = AveragingSection()
     augmentation: AugmentationSection = AugmentationSection()
 
@@ -95,6 +98,8 @@ class Recipe(Section):
     def _consistent(self) -> Self:
         if self.model.batch_norm is not None and self.model.pretrained is None:
             raise UserError("model.batch_norm is of model.pretrained; there is none")
+        if self.weight_decay.rate and (self.optimizer.model_extra or {}).get("weight_decay"):
+            raise UserError("give either weight_decay.rate or optimizer.weight_decay, not both")
         return self
 
     @classmethod

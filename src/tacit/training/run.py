@@ -15,6 +15,7 @@ from torch import nn
 
 from tacit.data import Dataset, Split, load
 from tacit.learning import (
+    WeightDecay,
     make_averaging,
     make_loss,
 )
@@ -109,6 +110,9 @@ def train(
         "averaging": None
         if averaging.name is None
         else make_averaging(averaging.name, **(averaging.model_extra or {})),
+        "weight_decay": None
+        if not recipe.weight_decay.rate
+        else WeightDecay(**recipe.weight_decay.model_dump(exclude_none=True)),
         "seed": recipe.seed,
         "run_directory": directory.path,
         "resume": True,

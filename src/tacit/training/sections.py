@@ -273,6 +273,31 @@ class OptimizerSection(WithOptions):
         return self
 
 
+class WeightDecaySection(Section):
+    """Decay of the weights: in each example's gradient before it is clipped, or of the weights by themselves."""
+
+    rate: Number | None = Field(
+        default=None, ge=0, description="So many times the weights are added to a gradient. If left out, there is none."
+    )
+    when: str | None = Field(
+        default=None,
+        description='"before-clipping", in each example\'s gradient (what is done if this is left out), or "after-noise": the '
+        "weights are multiplied by 1 - learning rate * rate in every step.",
+    )
+    parameters: list[str] | None = Field(
+        default=None,
+        description='Name patterns of the parameters that decay, such as ["*weight"]. If left out, all do.',
+    )
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        if self.when is not None:
+            check_choice("weight_decay.when", self.when, ("before-clipping", "after-noise"))
+        if self.rate is None and (self.when is not None or self.parameters is not None):
+            raise UserError("weight_decay.rate is missing: how much decay?")
+        return self
+
+
 class LearningRateSection(WithOptions):
     """How the learning rate goes, a step at a time; every other key is one of the schedule's arguments."""
 

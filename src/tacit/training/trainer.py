@@ -21,6 +21,7 @@ from tacit.learning.augmentation import Augmentation, MeanOverViews, Views
 from tacit.learning.averaging import AveragedWeights, Averaging
 from tacit.learning.losses import PerExampleLoss
 from tacit.learning.optimizers import LearnsNoise
+from tacit.learning.weight_decay import WeightDecay
 from tacit.models.standardize import Standardize
 from tacit.privacy.beside import LOSS
 from tacit.privacy.certificate import certificate_of, sha256_of
@@ -54,9 +55,9 @@ class PrivateTrainer:
     reproducible, for research: it voids the certificate for release. With an `averaging` of `tacit.learning`, what is measured
     and stored, and what the model holds when `fit` ends, is the average of the weights along the way. An `augmentation` gives
     every batch another guise, or, as `Views`, each example several, whose gradients are averaged before they are clipped; it is
-    not applied to data that are measured. `standardize` is a layer
-    of the model that waits for statistics of the training set: they are released, with the noise of the plan's first
-    `whole_releases`, before the first step.
+    not applied to data that are measured. A `weight_decay` is in each example's gradient before it is clipped, or shrinks the
+    weights by itself. `standardize` is a layer of the model that waits for statistics of the training set: they are released,
+    with the noise of the plan's first `whole_releases`, before the first step.
 
     *Guarantee.* Whatever the optimizer sees was released by the plan's mechanism, and paid for in the ledger beforehand.
 
@@ -87,6 +88,7 @@ class PrivateTrainer:
         learning_rate_schedule: LRScheduler | None = None,
         averaging: Averaging | None = None,
         augmentation: Augmentation | None = None,
+        weight_decay: WeightDecay | None = None,
         seed: int | None = None,
         run_directory: str | os.PathLike[str] | None = None,
         resume: bool = False,
@@ -104,6 +106,9 @@ class PrivateTrainer:
         self._average = None if averaging is None else AveragedWeights(averaging)
         self._augmentation = augmentation
         self._generator = torch.Generator()  # of the augmentation
+        self._weight_decay = weight_decay
+        rates = {} if weight_decay is None else weight_decay.rates(model)
+        self._rates = rates if weight_decay is not None and weight_decay.when == "before-clipping" else {}
         self.directory = None if run_directory is None else RunDirectory(Path(run_directory))
         self.show_training_loss = show_training_loss
         self.diagnostics = check_count("diagnostics", diagnostics, at_least=0)
@@ -119,6 +124,7 @@ class PrivateTrainer:
             clipping=plan.clipping,
             physical_batch_size=physical_batch_size,
             with_losses=any(number.name == LOSS for number in plan.beside),
+            weight_decay=self._rates,
         )
         self._seed, self._resume, self._facts = seed, resume, dict(facts or {})
         self._ledger: Ledger | None = None
@@ -328,6 +334,8 @@ class PrivateTrainer:
                     if name in private.noise_stds
                 }
             )
+        if self._weight_decay is not None and self._weight_decay.when == "after-noise":
+            self._weight_decay.shrink(self.model, self.optimizer)
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         if self._average is not None:
