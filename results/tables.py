@@ -87,7 +87,7 @@ def page(draw: bool = False) -> str:
     from tacit.report.figures import all_figures
     from tacit.report.tables import markdown
     from tacit.studies import STUDIES
-    from tacit.studies.runner import finished_of
+    from tacit.studies.runner import finished_examples, finished_of
 
     parts = [
         "# What was measured\n\nMade by `python results/tables.py docs` from `results/`, where each run is one small file. Every "
@@ -96,9 +96,9 @@ def page(draw: bool = False) -> str:
         "Accuracies are those of the whole test set after the last step, in per cent: minimum, median and maximum over the seeds."
     ]
     for study in STUDIES.values():
-        folder, results = RESULTS / study.name, finished_of(study, RESULTS)
-        parts.append(markdown(study, results).strip())
-        figures = all_figures(study, results, folder) if draw else sorted(folder.glob("*.png"))
+        folder, results, examples = RESULTS / study.name, finished_of(study, RESULTS), finished_examples(study, RESULTS)
+        parts.append(markdown(study, results, examples).strip())
+        figures = all_figures(study, results, folder, examples) if draw else sorted(folder.glob("*.png"))
         parts += [
             f"![{path.stem}](../results/{study.name}/{path.name})" for path in sorted(figures) if path.suffix == ".png"
         ]

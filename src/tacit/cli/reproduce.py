@@ -13,6 +13,7 @@ from tacit.privacy.validation import UserError, check_count, check_positive
 if TYPE_CHECKING:
     from tacit.studies import Study
     from tacit.studies.runner import Task
+    from tacit.studies.study import Example
 
 
 def command(
@@ -58,14 +59,18 @@ def command(
     if show:
         _list(chosen, only)
         return
-    from tacit.studies.runner import run_study, tasks_of
+    from tacit.studies.runner import run_examples, run_study, tasks_of
     from tacit.training.interruption import Interrupted
 
     epochs = None if epochs is None else check_positive("--epochs", epochs)
     count = None if seeds is None else check_count("--seeds", seeds)
     tasks = tasks_of(chosen, out, only=only, seeds=count, epochs=epochs)
+    if only and set(only) <= {example.name for example in chosen.examples}:
+        tasks = []
     directory = None if data_dir is None else str(data_dir.expanduser().absolute())
     try:
+        if epochs is None:
+            run_examples(chosen, out, only, _silent if quiet else _began)
         run_study(
             tasks,
             data_dir=directory,
@@ -83,7 +88,11 @@ def command(
 
 def _list(study: Study, only: list[str]) -> None:
     typer.echo(study.paper)
-    for variant in study.chosen(only):
+    names = [example.name for example in study.examples]
+    for name in names:
+        if not only or name in only:
+            typer.echo(f"  {name:36s} a small experiment, without data")
+    for variant in [] if only and set(only) <= set(names) else study.chosen(only):
         printed = (
             ""
             if variant.printed is None
@@ -100,7 +109,11 @@ def _started(task: Task, done: int, total: int, left: float | None) -> None:
     print(f"{bar} run {done + 1} of {total}{rest}: {task.variant.name}, seed {task.seed}", file=sys.stderr)
 
 
-def _silent(task: Task, done: int, total: int, left: float | None) -> None: ...
+def _began(example: Example) -> None:
+    print(f"the small experiment {example.name}", file=sys.stderr)
+
+
+def _silent(*what: object) -> None: ...
 
 
 def _conclude(study: Study, out: Path, epochs: float | None, only: list[str]) -> None:
@@ -111,13 +124,14 @@ def _conclude(study: Study, out: Path, epochs: float | None, only: list[str]) ->
 
     from tacit.report.figures import all_figures
     from tacit.report.tables import for_screen, markdown, rows, sentences
-    from tacit.studies.runner import finished_of, folder_of
+    from tacit.studies.runner import finished_examples, finished_of, folder_of
 
-    results = finished_of(study, out, epochs)
-    if not results:
+    results, examples = finished_of(study, out, epochs), {} if epochs is not None else finished_examples(study, out)
+    if not results and not examples:
         return
     folder = folder_of(study, out, epochs)
-    groups = {variant.group for variant in study.chosen(only)}
+    own = {example.name for example in study.examples}
+    groups = set() if only and set(only) <= own else {variant.group for variant in study.chosen(only)}
     shown = [result for result in results if study.variant(result["variant"]).group in groups]
     table = Table(title=study.paper)
     table.add_column("variant", no_wrap=True)
@@ -126,13 +140,15 @@ def _conclude(study: Study, out: Path, epochs: float | None, only: list[str]) ->
     table.add_column("paper")
     for row in rows(study, shown):
         table.add_row(*for_screen(row).values())
-    Console().print(table)
-    for sentence in sentences(study, shown):
+    if table.rows:
+        Console().print(table)
+    asked = {name: found for name, found in examples.items() if not only or name in only}
+    for sentence in sentences(study, shown, asked):
         typer.echo(sentence)
     page = folder / "README.md"
-    page.write_text(markdown(study, results))
-    figures = all_figures(study, results, folder)
+    page.write_text(markdown(study, results, examples))
+    figures = all_figures(study, results, folder, examples)
     typer.echo(f"table    {page}")
     for figure in figures:
-        if not only or any(figure.name.startswith(f"{study.name}-{group}-") for group in groups):
+        if not only or any(figure.name.startswith(f"{study.name}-{group}-") for group in groups | set(asked)):
             typer.echo(f"figure   {figure}")

@@ -3,8 +3,8 @@
 The usual, decoupled decay, theta <- (1 - lr * rate) theta - lr * gradient, shrinks the weights while clipping bounds what pulls
 them back. Where every example's gradient is longer than the bound C, the two balance at a length of C / rate, whatever the data
 say. Decay before clipping is the gradient of loss + rate / 2 |theta|^2, example by example: clipping then bounds both together,
-and the balance is that of the regularised loss ("Differentially Private Stochastic Gradient Descent with Weight Decay before
-Clipping"). It is free: rate * theta is public.
+and the balance is that of the regularised loss (Guo, "Differential Privacy Meets Weight Decay", 2024). It is free: rate * theta
+is public.
 """
 
 from __future__ import annotations

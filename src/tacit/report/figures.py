@@ -9,17 +9,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tacit.report.tables import by_variant
+from tacit.report.tables import by_variant, log_points
+from tacit.studies.statistics import fitted
 from tacit.studies.study import Study
 from tacit.training.diagnostics import BINS
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # told apart by everybody
 
 
-def all_figures(study: Study, results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+def all_figures(
+    study: Study,
+    results: Sequence[Mapping[str, Any]],
+    folder: Path,
+    examples: Mapping[str, Mapping[str, Any]] | None = None,
+) -> list[Path]:
     """Every picture of the study for which there are results."""
-    draws = (accuracy_curves, final_figures, inside_figures, surface_figure)
-    return [path for draw in draws for path in draw(study, results, folder)]
+    draws = (accuracy_curves, final_figures, inside_figures, surface_figure, sweep_figures, fit_figures)
+    made = [path for draw in draws for path in draw(study, results, folder)]
+    return made + [path for name, found in (examples or {}).items() for path in _example(study, name, found, folder)]
 
 
 def accuracy_curves(study: Study, results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
@@ -63,6 +70,7 @@ def final_figures(study: Study, results: Sequence[Mapping[str, Any]], folder: Pa
     """
     runs_of = by_variant(results)
     repeated = {name for names in study.inside.values() for name in names} | set(study.surface)
+    repeated |= {name for sweep in study.sweeps.values() for name in sweep.names}
     made: list[Path] = []
     for group in dict.fromkeys(variant.group for variant in study.variants):
         names = [v.name for v in study.variants if v.group == group and v.name in runs_of and v.name not in repeated]
@@ -133,6 +141,76 @@ def surface_figure(study: Study, results: Sequence[Mapping[str, Any]], folder: P
         axes.set_yticklabels([f"{y:g}" for y in rows])
     figure.colorbar(image, ax=grid[0], label="test accuracy, %")
     return _saved(figure, folder / f"{study.name}-surface")
+
+
+def sweep_figures(study: Study, results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Final accuracies over the number that a sweep varies, one line a way to train: the median, in a band from the lowest to the
+    highest."""
+    runs_of = by_variant(results)
+    made: list[Path] = []
+    for name, sweep in study.sweeps.items():
+        figure, grid = _figure(1, 1, (7, 4.5))
+        axes = grid[0][0]
+        for colour, (label, line) in zip(_COLOURS, sweep.lines.items()):
+            places = sorted((place, member) for member, place in line.items() if member in runs_of)
+            heights = [[100 * run["test_accuracy"] for run in runs_of[member]] for _, member in places]
+            if not places:
+                continue
+            xs = [place for place, _ in places]
+            axes.plot(xs, [st.median(h) for h in heights], "o-", color=colour, label=label, linewidth=1.5, markersize=4)
+            axes.fill_between(
+                xs, [min(h) for h in heights], [max(h) for h in heights], color=colour, alpha=0.2, linewidth=0
+            )
+        if not axes.lines:
+            continue
+        axes.set(xscale="log", xlabel=sweep.axis, ylabel="test accuracy, %", title=f"{study.name}: {name}")
+        axes.grid(alpha=0.3)
+        axes.legend(loc="best", fontsize=8)
+        made += _saved(figure, folder / f"{study.name}-{name}-sweep")
+    return made
+
+
+def fit_figures(study: Study, results: Sequence[Mapping[str, Any]], folder: Path) -> list[Path]:
+    """Final accuracies against epsilon, on a logarithmic axis, with the line through them and its 95% band."""
+    made: list[Path] = []
+    for name in study.fits:
+        xs, ys = log_points(study, results, name)
+        line = fitted(xs, ys)
+        if line is None:
+            continue
+        figure, grid = _figure(1, 1, (7, 4.5))
+        axes = grid[0][0]
+        axes.plot([math.exp(x) for x in xs], [100 * y for y in ys], "o", color=_COLOURS[0], alpha=0.6, markersize=5)
+        steps = [min(xs) + (max(xs) - min(xs)) * k / 50 for k in range(51)]
+        where, middle = [math.exp(x) for x in steps], [100 * line.height(x) for x in steps]
+        aside = [100 * line.half_width(x) for x in steps]
+        axes.plot(where, middle, color=_COLOURS[1], linewidth=1.5)
+        low, high = ([m + sign * w for m, w in zip(middle, aside)] for sign in (-1, 1))
+        axes.fill_between(where, low, high, color=_COLOURS[1], alpha=0.2, linewidth=0)
+        title = f"{study.name}: {name}\nPearson {line.correlation:.3f}, p = {line.p_value:.2g}, {line.points} runs"
+        axes.set(xscale="log", xlabel="epsilon (PLD, delta 1e-5)", ylabel="test accuracy, %", title=title)
+        axes.grid(alpha=0.3)
+        made += _saved(figure, folder / f"{study.name}-{name}-fit")
+    return made
+
+
+def _example(study: Study, name: str, found: Mapping[str, Any], folder: Path) -> list[Path]:
+    """The curves of a small experiment, one panel beside the other; a line without a curve is a number, drawn dotted."""
+    panels = found["panels"]
+    if not panels:
+        return []
+    columns = min(len(panels), 3)
+    figure, grid = _figure(-(-len(panels) // columns), columns, (4.2 * columns, 3.6 * -(-len(panels) // columns)))
+    for axes, (title, lines) in zip(grid.flat, panels.items()):
+        for colour, (label, points) in zip(_COLOURS, lines.items()):
+            if isinstance(points, int | float):
+                axes.axhline(points, color=colour, linestyle=":", linewidth=1.2, label=label)
+            else:
+                axes.plot(*zip(*points), color=colour, linewidth=1.5, label=label)
+        axes.set(xlabel=found["x"], ylabel=found["y"], title=title, yscale=found.get("scale", "linear"))
+        axes.grid(alpha=0.3)
+        axes.legend(loc="best", fontsize=8)
+    return _saved(figure, folder / f"{study.name}-{name}-example")
 
 
 def _layer_norms(title: str, rows: Mapping[str, Any], stem: Path) -> list[Path]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import statistics as st
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tacit.studies.statistics import Verdict, compared
+from tacit.studies.statistics import Verdict, compared, fitted
 from tacit.studies.study import Comparison, Study, Variant
 
 Results = Sequence[Mapping[str, Any]]
+Examples = Mapping[str, Mapping[str, Any]]
 _EPSILONS = (0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)
 
 
@@ -108,15 +110,15 @@ def _epsilon(found: Sequence[float | None]) -> str:
     return f"{max(numbers):.2f}" if len(numbers) == len(found) else "none holds"
 
 
-def markdown(study: Study, results: Results) -> str:
+def markdown(study: Study, results: Results, examples: Examples | None = None) -> str:
     """The study's table, its comparisons and their sentences, as Markdown."""
     table = rows(study, results)
-    if not table:
+    if not table and not examples:
         return f"## {study.name}\n\n{study.paper}.\n\nNothing was run yet: `tacit reproduce {study.name}`.\n"
-    keys = list(table[0])
-    lines = [f"## {study.name}", "", f"{study.paper}.", "", _line(keys), _line("---" for _ in keys)]
-    lines += [_line(row.values()) for row in table]
-    said = [f"- {sentence}" for sentence in sentences(study, results)]
+    lines = [f"## {study.name}", "", f"{study.paper}.", ""]
+    if table:
+        lines += [_line(table[0]), _line("---" for _ in table[0]), *(_line(row.values()) for row in table)]
+    said = [f"- {sentence}" for sentence in sentences(study, results, examples)]
     return "\n".join([*lines, "", *said, "", *_along(study, results)]) + "\n"
 
 
@@ -145,8 +147,9 @@ def verdicts(study: Study, results: Results) -> list[tuple[Comparison, Verdict]]
     ]
 
 
-def sentences(study: Study, results: Results) -> list[str]:
-    """Each comparison in plain words: what the paper says, what was found, and whether chance explains it."""
+def sentences(study: Study, results: Results, examples: Examples | None = None) -> list[str]:
+    """Each comparison in plain words: what the paper says, what was found, and whether chance explains it; then the lines that
+    were fitted, and what the small experiments said."""
     found = []
     for comparison, verdict in verdicts(study, results):
         points = 100 * verdict.difference
@@ -167,7 +170,26 @@ def sentences(study: Study, results: Results) -> list[str]:
             f"{what} ({verdict.test}, p = {verdict.p_value:.2g}, {verdict.count}; Shapiro-Wilk {_p(verdict.normality)}, "
             f"Levene {_p(verdict.equal_variances)}): {holds} at the 1% level."
         )
-    return found
+    for name in study.fits:
+        line = fitted(*log_points(study, results, name))
+        if line is not None:
+            found.append(
+                f"Accuracy against log epsilon ({name}): Pearson {line.correlation:.3f}, p = {line.p_value:.2g}, of "
+                f"{line.points} runs; {100 * line.slope:.2f} points for every factor e."
+            )
+    return found + [sentence for example in (examples or {}).values() for sentence in example["sentences"]]
+
+
+def log_points(study: Study, results: Results, name: str) -> tuple[list[float], list[float]]:
+    """Of the runs that a fit is of: the logarithms of epsilon, and the accuracies.
+
+    >>> study = Study("toy", "A Paper", [Variant("a/b", {})], fits={"all": ["a/b"]})
+    >>> log_points(study, [{"variant": "a/b", "seed": 0, "epsilon": 1.0, "test_accuracy": 0.9}], "all")
+    ([0.0], [0.9])
+    """
+    runs_of = by_variant(results)
+    runs = [run for member in study.fits[name] for run in runs_of.get(member, ()) if run["epsilon"]]
+    return [math.log(run["epsilon"]) for run in runs], accuracies(runs)
 
 
 def _p(value: float | None) -> str:

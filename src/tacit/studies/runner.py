@@ -17,7 +17,7 @@ from typing import Any
 
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError
-from tacit.studies.study import Study, Variant
+from tacit.studies.study import Example, Study, Variant
 from tacit.training.checkpoint import write_atomically
 from tacit.training.recipe import Recipe
 
@@ -222,6 +222,41 @@ def _taken_over(task: Task) -> dict[str, Any] | None:
             _write(task.path, result)
             return result
     return None
+
+
+def example_path(study: Study, example: Example, out: Path) -> Path:
+    """Where what an example gave is kept.
+
+    >>> example_path(Study("toy", "A Paper", []), Example("scalar", dict), Path("results")).as_posix()
+    'results/toy/example-scalar.json'
+    """
+    return folder_of(study, out) / f"example-{example.name}.json"
+
+
+def finished_examples(study: Study, out: Path) -> dict[str, dict[str, Any]]:
+    """What the study's examples gave, by name, as far as they were run.
+
+    >>> finished_examples(Study("toy", "A Paper", []), Path("nowhere"))
+    {}
+    """
+    found = {}
+    for example in study.examples:
+        try:
+            found[example.name] = json.loads(example_path(study, example, out).read_text())
+        except (OSError, ValueError):
+            continue
+    return found
+
+
+def run_examples(
+    study: Study, out: Path, only: Sequence[str] = (), started: Callable[[Example], None] = lambda example: None
+) -> None:
+    """Run the examples that are asked for, by name, or all if nothing is; those that are finished are not run again."""
+    done = finished_examples(study, out)
+    for example in study.examples:
+        if example.name not in done and (not only or example.name in only):
+            started(example)
+            _write(example_path(study, example, out), example.run())
 
 
 def run_study(

@@ -40,6 +40,62 @@ class Verdict:
         return f"{one} run{'s' if one > 1 else ''} each"
 
 
+@dataclass(frozen=True)
+class Line:
+    """The least-squares line through points, y = intercept + slope x, Pearson's correlation and its p-value, and what the 95%
+    band of the line's height is made from.
+
+    >>> line = fitted([0.0, 1.0, 2.0, 3.0], [0.0, 1.1, 1.9, 3.0])
+    >>> round(line.slope, 2), round(line.correlation, 3), round(line.half_width(1.5), 3)
+    (0.98, 0.998, 0.204)
+    """
+
+    slope: float
+    intercept: float
+    correlation: float
+    p_value: float
+    points: int
+    middle: float  # the mean of x
+    spread: float  # the sum of (x - middle)^2
+    residual: float  # the standard deviation about the line
+
+    def height(self, x: float) -> float:
+        """The line at x."""
+        return self.intercept + self.slope * x
+
+    def half_width(self, x: float) -> float:
+        """How far the 95% confidence band of the line's height goes up and down at x."""
+        from scipy import stats
+
+        student = float(stats.t.ppf(0.975, self.points - 2))
+        return student * self.residual * math.sqrt(1 / self.points + (x - self.middle) ** 2 / self.spread)
+
+
+def fitted(xs: Sequence[float], ys: Sequence[float]) -> Line | None:
+    """A line through the points; None if there are fewer than three, or all lie at one x.
+
+    >>> fitted([1.0, 1.0, 1.0], [1.0, 2.0, 3.0]) is None
+    True
+    """
+    if len(xs) < 3 or len(set(xs)) < 2:
+        return None
+    from scipy import stats
+
+    found = stats.linregress(xs, ys)
+    middle = sum(xs) / len(xs)
+    rest = sum((y - found.intercept - found.slope * x) ** 2 for x, y in zip(xs, ys))
+    return Line(
+        float(found.slope),
+        float(found.intercept),
+        float(found.rvalue),
+        float(found.pvalue),
+        len(xs),
+        middle,
+        sum((x - middle) ** 2 for x in xs),
+        math.sqrt(rest / (len(xs) - 2)),
+    )
+
+
 def compared(one: Sequence[float], other: Sequence[float]) -> Verdict:
     """Shapiro-Wilk on both, Levene on the pair, then a t-test, Welch's where variances differ, Mann and Whitney's where the
     numbers are not normal: over all ways to divide the runs, so that ties do no harm. Fewer than three runs each are too few

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Any
@@ -75,10 +75,40 @@ class Comparison:
 
 
 @dataclass(frozen=True)
+class Sweep:
+    """Final accuracies over one number that the variants vary: by line, the variants and where they lie; the axis is logarithmic.
+
+    >>> Sweep("weight decay", {"before": {"mnist/before-1": 1.0}}).names
+    ['mnist/before-1']
+    """
+
+    axis: str
+    lines: Mapping[str, Mapping[str, float]]
+
+    @property
+    def names(self) -> list[str]:
+        """All variants."""
+        return [name for line in self.lines.values() for name in line]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A small experiment that is no classifier's: `run` gives its curves, by panel and line, and sentences on how they end.
+
+    >>> Example("scalar", lambda: {"panels": {}, "sentences": []}).name
+    'scalar'
+    """
+
+    name: str
+    run: Callable[[], dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class Study:
     """A paper reproduced: `comparisons` are put to a test; `curves` are drawn as accuracy against epsilon, and `inside` as what
     happens inside the networks, one picture a group; `surface` are variants drawn as accuracy over what they vary, given by the
-    coordinates of each.
+    coordinates of each, and `sweeps` those that vary one number; `fits` are variants through whose accuracies, against the
+    logarithm of epsilon, a line is laid; `examples` are small experiments of another kind.
 
     >>> study = Study("toy", "A Paper", [Variant("digits/a", {"privacy": {"epsilon": 3.0, "batch_size": 256}})])
     >>> [variant.name for variant in study.chosen(["digits"])]
@@ -93,12 +123,17 @@ class Study:
     inside: Mapping[str, Sequence[str]] = field(default_factory=dict)
     surface: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     axes: Sequence[str] = ()  # the names of the surface's coordinates
+    sweeps: Mapping[str, Sweep] = field(default_factory=dict)
+    fits: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    examples: Sequence[Example] = ()
 
     def __post_init__(self) -> None:
         names = [variant.name for variant in self.variants]
         mentioned = [name for comparison in self.comparisons for name in (comparison.better, comparison.worse)]
-        mentioned += [name for some in (self.curves, self.inside) for group in some.values() for name in group]
-        mentioned += self.surface
+        mentioned += [
+            name for some in (self.curves, self.inside, self.fits) for group in some.values() for name in group
+        ]
+        mentioned += [*self.surface, *(name for sweep in self.sweeps.values() for name in sweep.names)]
         for name in mentioned:
             if name not in names:
                 raise UserError(f"the study {self.name!r} has no variant {name!r}{nearest(name, names)}")
@@ -110,14 +145,18 @@ class Study:
         return next(variant for variant in self.variants if variant.name == name)
 
     def chosen(self, only: Sequence[str] = ()) -> list[Variant]:
-        """The variants whose name, group or pattern (`mnist/*-tanh`) is among these; all without any."""
+        """The variants whose name, group or pattern (`mnist/*-tanh`) is among these; all without any. Names of examples are
+        passed over."""
+        examples = [example.name for example in self.examples]
         for pattern in only:
+            if pattern in examples:
+                continue
             if not any(_fits(variant, pattern) for variant in self.variants):
                 known = [variant.name for variant in self.variants]
                 groups = list(dict.fromkeys(variant.group for variant in self.variants))
                 raise UserError(
-                    f"the study {self.name!r} has no variant {pattern!r}{nearest(pattern, known + groups)} "
-                    f"(--list shows them; the groups are: {', '.join(groups)})"
+                    f"the study {self.name!r} has no variant {pattern!r}{nearest(pattern, known + groups + examples)} "
+                    f"(--list shows them; the groups are: {', '.join(groups + examples)})"
                 )
         return [variant for variant in self.variants if not only or any(_fits(variant, p) for p in only)]
 
