@@ -67,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         "--contestants", nargs="+", metavar="WHO", choices=list(CONTESTANTS), help=f"of {', '.join(CONTESTANTS)}"
     )
     run.add_argument(
-        "--kinds", nargs="+", choices=["step", "width", "groups", "epoch"], help="these kinds of race alone"
+        "--kinds", nargs="+", choices=["step", "width", "groups", "decay", "epoch"], help="these kinds of race alone"
     )
     run.add_argument("--rounds", type=int, help="at most so many rounds a race (default 15; 5 with --quick)")
     run.add_argument(

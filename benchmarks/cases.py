@@ -64,6 +64,8 @@ def cases(
         parts = ("plain-nhwc", "plain-kept", "tacit", "tacit-no-noise", "tacit-2", "tacit-10", "tacit-40")
         networks = ("mnist-cnn", "cifar-cnn", "resnet-20", "wrn-16-4")
         found += [Case("groups", network, USUAL_BATCH, chosen(parts)) for network in networks]
+        pair = chosen(("tacit", "tacit-decay"))
+        found += [Case("decay", network, USUAL_BATCH, pair) for network in (*networks, "transformer")]
         for network, examples in (ALL_EPOCHS if full else EPOCHS).items():
             found.append(Case("epoch", network, USUAL_BATCH, chosen(EPOCH_FIELD), examples))
     found = [case for case in found if case.contestants and (only is None or case.network.removesuffix("-x2") in only)]

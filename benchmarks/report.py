@@ -27,7 +27,7 @@ def write(results: Path, readme: Path) -> None:
         (f for f in found if f["kind"] == "step"), key=lambda f: (list(NETWORKS).index(f["network"]), f["batch"])
     )
     parts = [text.HEAD, _machine(found), _overview(steps), *map(_race, steps)]
-    parts += [_by_batch(steps), _width(found), _groups(found), _epochs(found), _absent(found)]
+    parts += [_by_batch(steps), _width(found), _groups(found), _decay(found), _epochs(found), _absent(found)]
     parts += [getattr(text, name.upper()).format(kept[name]) for name in REGIONS]
     readme.write_text("\n\n".join(part.strip("\n") for part in parts if part) + "\n")
 
@@ -184,6 +184,18 @@ def _groups(found: list[Found]) -> str:
             rows.append([NETWORKS[f["network"]].title, own, _ratio(f, "tacit", best), *ratios])
     title = "With the number of groups that are clipped separately, and without noise, batch 128:\n\n"
     return title + _table(["", "ms a step", "to non-private", *keys.values()], rows) if rows else ""
+
+
+def _decay(found: list[Found]) -> str:
+    """What weight decay before clipping costs: a race of tacit with itself."""
+    races = sorted((f for f in found if f["kind"] == "decay"), key=lambda f: list(NETWORKS).index(f["network"]))
+    rows = [
+        [NETWORKS[f["network"]].title, _ratio(f, "tacit-decay", "tacit")]
+        for f in races
+        if _times(f["contestants"].get("tacit", {})) and _times(f["contestants"].get("tacit-decay", {}))
+    ]
+    title = "With weight decay before clipping, of all parameters, batch 128:\n\n"
+    return title + _table(["", "a step, to one without"], rows) if rows else ""
 
 
 def _epochs(found: list[Found]) -> str:

@@ -58,7 +58,7 @@ class Worker:
     def check(self) -> dict[str, Any]:
         """How far the clipped sum of a small batch is from the reference, relative to its norm."""
         inputs, targets = self.setup.network.examples(CHECKED, seed=3)
-        clipping_norm, expected = reference_sum(self.setup, self.entry.options.get("groups", 1), inputs, targets)
+        clipping_norm, expected = reference_sum(self.setup, self.entry.options, inputs, targets)
         setup = Setup(self.spec["network"], CHECKED, self.spec["layout"], None, clipping_norm)
         contestant = self.entry.make(setup)
         contestant.load(inputs, targets)
@@ -89,16 +89,20 @@ class Worker:
         return time.perf_counter() - start
 
 
-def reference_sum(setup: Setup, groups: int, inputs: Tensor, targets: Tensor) -> tuple[float, dict[str, Tensor]]:
+def reference_sum(
+    setup: Setup, options: dict[str, Any], inputs: Tensor, targets: Tensor
+) -> tuple[float, dict[str, Tensor]]:
     """A clipping norm that clips about half of the examples, and tacit's slow reference for it."""
-    from benchmarks.contestants.tacit_ import clipping_of
+    from benchmarks.contestants.tacit_ import clipping_of, decay_of
     from tacit.gradients import reference
     from tacit.privacy import Flat
 
     model, loss = setup.network.model(), nn.CrossEntropyLoss(reduction="none")
-    norms = reference.clipped_sum(model, loss, Flat(1.0), inputs, targets).norms
+    rates = decay_of(model, options.get("decay", 0.0))
+    norms = reference.clipped_sum(model, loss, Flat(1.0), inputs, targets, rates).norms
     clipping_norm = float(norms.median())
-    summed = reference.clipped_sum(model, loss, clipping_of(model, groups, clipping_norm), inputs, targets)
+    clipping = clipping_of(model, options.get("groups", 1), clipping_norm)
+    summed = reference.clipped_sum(model, loss, clipping, inputs, targets, rates)
     return clipping_norm, dict(summed.gradients)
 
 

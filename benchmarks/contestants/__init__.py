@@ -76,9 +76,11 @@ CONTESTANTS: dict[str, Entry] = {
     # for the growth with the number of groups alone
     "tacit-2": _grouped(2),
     "tacit-10": _grouped(10),
+    # for its cost alone
+    "tacit-decay": Entry("tacit, weight decay before clipping", "tacit_", {"decay": 1e-2}, layouts=(NHWC,)),
 }
 
-FIELD = tuple(key for key in CONTESTANTS if key not in ("tacit-2", "tacit-10"))
+FIELD = tuple(key for key in CONTESTANTS if key not in ("tacit-2", "tacit-10", "tacit-decay"))
 EPOCH_FIELD = tuple(
     key
     for key in FIELD

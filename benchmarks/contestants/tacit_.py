@@ -26,16 +26,22 @@ def clipping_of(model: nn.Module, groups: int, clipping_norm: float) -> Clipping
     return Grouped(groups=tuple(map(tuple, members)), clipping_norms=(bound,) * groups)
 
 
+def decay_of(model: nn.Module, rate: float) -> dict[str, float]:
+    """So much weight decay of every parameter."""
+    return {name: rate for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
 class Tacit:
     """The private step of tacit, with noise from the operating system's randomness and a ledger in memory."""
 
-    def __init__(self, setup: Setup, groups: int, noise: bool) -> None:
+    def __init__(self, setup: Setup, groups: int, noise: bool, decay: float = 0.0) -> None:
         self.setup, self.noise = setup, noise
         self.model = setup.model()
         self.clipping = clipping_of(self.model, groups, setup.clipping_norm)
         self.loss = nn.CrossEntropyLoss(reduction="none")
         self.optimizer = sgd(self.model)
-        self.gradient = ClippedGradient(self.model, loss=self.loss, clipping=self.clipping)
+        rates = decay_of(self.model, decay)
+        self.gradient = ClippedGradient(self.model, loss=self.loss, clipping=self.clipping, weight_decay=rates)
         plan = PrivacyPlan(
             sample_rate=0.01,
             steps=10**6,
@@ -74,5 +80,5 @@ class Tacit:
         PrivateTrainer(self.model, optimizer=self.optimizer, loss=self.loss, plan=plan).fit((self.inputs, self.targets))
 
 
-def make(setup: Setup, groups: int = 1, noise: bool = True) -> Tacit:
-    return Tacit(setup, groups, noise)
+def make(setup: Setup, groups: int = 1, noise: bool = True, decay: float = 0.0) -> Tacit:
+    return Tacit(setup, groups, noise, decay)
