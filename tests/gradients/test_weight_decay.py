@@ -10,13 +10,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit.gradients import ClippedGradient, kernels, reference
+from tacit.gradients.adding import Adding
 from tacit.gradients.batches import Batch
 from tacit.gradients.capture import capture, find_units
 from tacit.gradients.conv import conv
 from tacit.gradients.linear import linear
-from tacit.gradients.toward import Toward, decayed
+from tacit.gradients.toward import Decay, Toward
 from tacit.learning import MeanOverViews
-from tacit.models import build, resnet
+from tacit.models import build, resnet, transformer
 from tacit.privacy.clipping import Clipping, Flat, Grouped
 from tacit.privacy.mechanism import ClippedSum
 from tacit.privacy.validation import UserError
@@ -59,6 +60,7 @@ MODELS = {
         (3, 8, 8),
     ),
     "residual": lambda: (resnet((3, 8, 8), 10, depth=8), (3, 8, 8)),
+    "tokens": lambda: (transformer(20, 6, 10, width=16, heads=2), (6,)),
     "tied": lambda: (Tied(), (12,)),
     "in place": lambda: (InPlace(), (3, 4, 4)),
 }  # fmt: skip
@@ -67,7 +69,7 @@ MODELS = {
 def made(name: str) -> tuple[nn.Module, Tensor, Tensor]:
     torch.manual_seed(0)
     model, shape = MODELS[name]()
-    inputs = torch.randn(EXAMPLES, *shape)
+    inputs = torch.randint(20, (EXAMPLES, *shape)) if name == "tokens" else torch.randn(EXAMPLES, *shape)
     if inputs.dim() == 4:
         model, inputs = (thing.to(memory_format=torch.channels_last) for thing in (model, inputs))
     return model, inputs, torch.arange(EXAMPLES) % 10
@@ -121,7 +123,8 @@ def test_it_equals_the_reference(
 @pytest.mark.parametrize("name", MODELS)
 def test_it_equals_the_reference_in_double_precision(name: str, kind: str, engine: str) -> None:
     model, inputs, targets = made(name)
-    model, inputs, rates = model.double(), inputs.double(), rates_of(model, 1.0)
+    inputs = inputs.double() if inputs.is_floating_point() else inputs
+    model, rates = model.double(), rates_of(model, 1.0)
     clipping = clipping_of(kind, model, 5.0)
     grad = ClippedGradient(model, loss=cross_entropy, clipping=clipping, engine=engine, weight_decay=rates)
     expected = reference.clipped_sum(model, cross_entropy, clipping, inputs, targets, rates)
@@ -192,16 +195,16 @@ def test_the_norm_of_what_decay_almost_cancels_is_not_too_small(
     with torch.no_grad():
         layer.weight.copy_(-rule(layer, inputs, gradients)["weight"].per_example()[2])
         outputs = layer(inputs)
-    found = rule(layer, inputs, gradients, toward=Toward(outputs))["weight"]
-    chosen = getattr(found, way)
-    if chosen is None:
+    decay = Decay({"weight": layer.weight}, {"weight": 1.0})
+    found = rule(layer, inputs, gradients, toward=Toward(decay.lengths["weight"], outputs))["weight"]
+    if getattr(found, way) is None:
         pytest.skip("this way is not taken")
-    norms, add = decayed(*chosen(), found.along(), layer.weight.detach(), 1.0)
-    for i in range(4):
-        added = add(torch.eye(4)[i]).double().square().sum()
-        assert float(norms[i]) >= float(added) * (1 - 1e-6)
-    whole = float(layer.weight.detach().square().sum())
-    assert float(norms[2]) <= 3e-3 * whole, "nor much too large"
+    adding = Adding({"weight": layer.weight}, Flat(1.0), 4, "ghost" if way == "ghost" else "instantiate", decay)
+    adding.take("weight", [found])
+    _, norms = adding.finish()
+    exact = rule(layer, inputs, gradients)["weight"].per_example().double() + layer.weight.detach().double()
+    assert (norms[:, 0].double() >= exact.flatten(1).norm(dim=1) * (1 - 1e-6)).all()
+    assert float(norms[2, 0]) <= 0.06 * decay.lengths["weight"], "nor much too large"
 
 
 def test_an_empty_batch_does_not_decay() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,12 +13,12 @@ from tacit.gradients.batches import norm_dtype
 from tacit.gradients.contribution import (
     Add,
     Contribution,
-    at_least_float32,
     instantiated,
+    not_negative,
     squared_norms,
     weighted_sum,
 )
-from tacit.gradients.toward import decayed
+from tacit.gradients.toward import Decay
 from tacit.privacy.clipping import Clipping, clip_factors
 
 Sums = dict[str, Tensor]
@@ -57,8 +56,8 @@ def all_finite(norms: Tensor) -> bool:
 
 class Adding:
     """A clipped sum in the making: parameters come one after the other with all they contribute, and their norms are taken
-    at once, so that output gradients need not be kept. `weight_decay` is by name: so many times the parameter is added to every
-    example's gradient of it.
+    at once, so that output gradients need not be kept. With `decay`, a multiple of the parameter is added to every example's
+    gradient of it.
 
     *Guarantee.* Example i enters group j with the factor min(1, C_j / norm_ij), where norm_ij is the norm of all of its
     gradient in that group, with its decay.
@@ -76,7 +75,7 @@ class Adding:
         clipping: Clipping,
         batch_size: int,
         strategy: str = "rules",
-        weight_decay: Mapping[str, float] | None = None,
+        decay: Decay | None = None,
     ) -> None:
         self._group_of = dict(zip(trainable, clipping.group_of(list(trainable))))
         self._clipping, self._batch_size, self._strategy = clipping, batch_size, strategy
@@ -85,23 +84,27 @@ class Adding:
         self._large: dict[str, Add] = {}
         self._small: dict[int, dict[str, Tensor]] = {}  # by group
         self._squares: list[tuple[int, Tensor]] = []  # each with its group
-        # of those still to come: what is added to each example's gradient, as (parameter, rate)
-        self._decay = {
-            name: (at_least_float32(trainable[name].detach()), rate)
-            for name, rate in (weight_decay or {}).items()
-            if rate
-        }
+        self._decay = decay if decay else None
+        self._decaying: list[str] = []  # of those in `_large`: what decay adds to their sums is still missing
+        self._constants = [0.0] * len(clipping.clipping_norms)  # and the square of that, by group
 
     def _added(self, squares: list[tuple[int, Tensor]]) -> Tensor:
         """Squared norms by group, [groups, batch]."""
         groups = len(self._clipping.clipping_norms)
+        # with decay, what is added up may cancel
+        dtype = self._dtype if self._decay is None else torch.float64
         if not squares:
-            return torch.zeros(groups, self._batch_size, dtype=self._dtype, device=self._device)
-        rows = torch.stack([value.to(self._dtype) for _, value in squares])
-        if groups == 1:
-            return rows.sum(dim=0, keepdim=True)
-        index = torch.tensor([group for group, _ in squares], device=self._device)
-        return rows.new_zeros(groups, self._batch_size).index_add_(0, index, rows)
+            found = torch.zeros(groups, self._batch_size, dtype=dtype, device=self._device)
+        else:
+            rows = torch.stack([value.to(dtype) for _, value in squares])
+            if groups == 1:
+                found = rows.sum(dim=0, keepdim=True)
+            else:
+                index = torch.tensor([group for group, _ in squares], device=self._device)
+                found = rows.new_zeros(groups, self._batch_size).index_add_(0, index, rows)
+        if self._decay is None:
+            return found
+        return not_negative(found + found.new_tensor(self._constants).unsqueeze(1)).to(self._dtype)
 
     def _full_precision(self) -> AbstractContextManager[Any]:
         """Whatever precision the model runs in: norms and sums in half precision would not keep the sensitivity."""
@@ -111,49 +114,79 @@ class Adding:
 
     def take(self, name: str, uses: list[Contribution]) -> None:
         """All that one parameter's gradient consists of, but for its decay."""
-        group, decay = self._group_of[name], self._decay.pop(name, None)
+        group, decay = self._group_of[name], self._decay
+        decays = decay is not None and name in decay
         with self._full_precision():
-            way = along = None
-            if len(uses) == 1:
-                way, along = (uses[0].ghost if is_ghost(uses, self._strategy) else uses[0].held), uses[0].along
-            if way is None or (decay is not None and along is None):
-                parts = [use.per_example() for use in uses]
-                if decay is not None:
-                    parameter, rate = decay
-                    parts.append((rate * parameter).expand(self._batch_size, *parameter.shape))
-                    decay = None
-                gradients = parts[0]
-                for another in parts[1:]:
-                    gradients = gradients + another
+            way = None
+            if len(uses) == 1 and (not decays or uses[0].along is not None):
+                way = uses[0].ghost if is_ghost(uses, self._strategy) else uses[0].held
+            if way is None:
+                gradients = uses[0].per_example()
+                for another in uses[1:]:
+                    gradients = gradients + another.per_example()
                 if gradients.numel() <= _SMALL * self._batch_size:
                     self._small.setdefault(group, {})[name] = gradients
                     return
+                if decay is not None and decays:
+                    gradients = gradients + decay.times(name)
+                    decays = False
                 way = instantiated(lambda: gradients)
-            squares, add = way()
-            if decay is not None and along is not None:
-                squares, add = decayed(squares, add, along(), *decay)
-            self._large[name] = add
+            squares, self._large[name] = way()
             self._squares.append((group, squares))
+            if decay is not None and decays:
+                assert uses[0].along is not None
+                values, error = uses[
+                    0
+                ].along()  # rounding may have made the first too small, which would clip too little
+                self._squares.append((group, (values + error).mul_(2 * decay.rates[name])))
+                self._decays_later(name)
+
+    def _decays_later(self, name: str) -> None:
+        assert self._decay is not None
+        self._decaying.append(name)
+        self._constants[self._group_of[name]] += self._decay.square(name)
 
     def finish(self) -> tuple[Sums | None, Tensor]:
         """(sums by parameter, norms before clipping); no sums if a norm is not finite, since 0 times infinity is not 0."""
-        for name in list(self._decay):  # no example reached it
-            self.take(name, [])
         with self._full_precision():
-            beside = {
-                group: torch.cat([g.flatten(1) for g in found.values()], 1) for group, found in self._small.items()
-            }
+            self._take_unreached()
+            beside = {group: self._beside(found) for group, found in self._small.items()}
             squares = [*self._squares, *((group, squared_norms(rows)) for group, rows in beside.items())]
             norms = self._added(squares).sqrt_().t()
             if not all_finite(norms):
                 return None, norms
             factors = clip_factors(norms, self._clipping).t().contiguous().unbind()  # by group
             sums = {name: add(factors[self._group_of[name]]) for name, add in self._large.items()}
+            if self._decay is not None:
+                totals = [float(values.sum(dtype=torch.float64)) for values in factors]
+                for name in self._decaying:
+                    decay = self._decay.times(name, totals[self._group_of[name]])
+                    sums[name] = sums[name].add_(decay) if name in sums else decay
             for group, rows in beside.items():
                 members = self._small[group]
                 parts = torch.split(weighted_sum(rows, factors[group]), [g[0].numel() for g in members.values()])
                 sums.update({name: part.view(g.shape[1:]) for (name, g), part in zip(members.items(), parts)})
             return sums, norms
+
+    def _beside(self, found: dict[str, Tensor]) -> Tensor:
+        """Small gradients side by side, each with its decay: [batch, all their numbers]."""
+        rows = torch.cat([g.flatten(1) for g in found.values()], 1)
+        decay = self._decay
+        if decay is None or not any(name in decay for name in found):
+            return rows
+        added = [
+            decay.times(name).flatten() if name in decay else rows.new_zeros(g[0].numel()) for name, g in found.items()
+        ]
+        return rows.add_(torch.cat(added))
+
+    def _take_unreached(self) -> None:
+        """What no example's loss depends on decays all the same."""
+        if self._decay is None:
+            return
+        taken = self._large.keys() | {name for found in self._small.values() for name in found}
+        for name in self._decay.rates:
+            if name not in taken:
+                self._decays_later(name)
 
 
 def clip_and_add(
@@ -162,7 +195,7 @@ def clip_and_add(
     clipping: Clipping,
     batch_size: int,
     strategy: str = "rules",
-    weight_decay: Mapping[str, float] | None = None,
+    decay: Decay | None = None,
 ) -> tuple[Sums | None, Tensor]:
     """The clipped sum of what is all there already: see `Adding`.
 
@@ -173,7 +206,7 @@ def clip_and_add(
     >>> clip_and_add(uses, {"w": nn.Parameter(torch.zeros(1))}, Flat(1.0), 2)
     ({'w': tensor([1.5000])}, tensor([[3.0000], [0.5000]]))
     """
-    adding = Adding(trainable, clipping, batch_size, strategy, weight_decay)
+    adding = Adding(trainable, clipping, batch_size, strategy, decay)
     for name, found in uses.items():
         adding.take(name, found)
     return adding.finish()

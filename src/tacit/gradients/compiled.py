@@ -34,13 +34,14 @@ def along_conv(module: Conv, inputs: Tensor, gradients: Tensor, toward: Toward) 
     >>> layer = nn.Conv1d(1, 1, 1, bias=False)
     >>> with torch.no_grad(): layer.weight.fill_(3.0)
     Parameter ...
-    >>> float(along_conv(layer, torch.full((1, 1, 1), 2.0), torch.full((1, 1, 1), 5.0), Toward())[0])
+    >>> float(along_conv(layer, torch.full((1, 1, 1), 2.0), torch.full((1, 1, 1), 5.0), Toward(3.0))[0])
     30.0
     """
     # no pixel is in more windows than the kernel has places
     size = math.prod(module.kernel_size) * squared_norms(padded(module, inputs))
-    weight, bias = _weights(module, gradients)
-    return along_outputs(_outputs(module, inputs, toward), gradients, weight, bias, size)
+    _, bias = _weights(module, gradients)
+    window = module.weight[0].numel()
+    return along_outputs(_outputs(module, inputs, toward), gradients, toward, bias, size, window)
 
 
 def _weights(module: Conv, like: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -136,19 +137,19 @@ class CompiledConv:
         From the outputs, it is n eps/2 (|W| sqrt(sum |a_t|^2 sum |g_t|^2) + |b| sqrt(T sum |g_t|^2)) for T positions, where n
         counts those and what was added up in an output; channels are added up in double precision.
         """
-        found, weight, bias = self.found, self.module.weight.detach(), self.module.bias
+        found, bias, toward = self.found, self.module.bias, self.toward
+        assert toward is not None
         if found is None:  # it was a way of another's
-            assert self.toward is not None
-            return along_conv(self.module, self.inputs, self.gradients, self.toward)
-        eps, length = torch.finfo(torch.float32).eps, torch.linalg.vector_norm(weight).double()
-        values = found.along.double().sum(dim=1)
+            return along_conv(self.module, self.inputs, self.gradients, toward)
+        eps = torch.finfo(torch.float32).eps
+        values = found.along.sum(dim=1, dtype=torch.float64)
         if isinstance(found, kernels.ConvGradients):
             summands = kernels.summands_of(self.module.in_channels, self.geometry)
-            return values, summands * eps / 2 * length * found.norms.sqrt()
+            return values, found.norms.sqrt().mul_(summands * eps / 2 * toward.length)
         positions = math.prod(self.gradients.shape[2:])
-        summands = weight[0].numel() + positions + 8
-        error = length * found.size.sqrt()
+        error = found.size.sqrt().mul_(toward.length)
         if bias is not None:
             values = values - found.bias.double() @ bias.detach().double()
-            error = error + torch.linalg.vector_norm(bias.detach()).double() * (positions * found.gradient_size).sqrt()
-        return values, summands * eps / 2 * error
+            length = math.sqrt(positions) * float(torch.linalg.vector_norm(bias.detach()))
+            error = error.add_(found.gradient_size.sqrt(), alpha=length)
+        return values, error.mul_((self.module.weight[0].numel() + positions + 8) * eps / 2)

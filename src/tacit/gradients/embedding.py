@@ -6,9 +6,12 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients.contribution import Add, Contribution
+from tacit.gradients.toward import Toward
 
 
-def embedding(module: nn.Embedding, inputs: Tensor, gradients: Tensor) -> dict[str, Contribution]:
+def embedding(
+    module: nn.Embedding, inputs: Tensor, gradients: Tensor, toward: Toward | None = None
+) -> dict[str, Contribution]:
     """The gradient of row v is the sum of g_t over the positions t that hold the token v; the padding row has none.
 
     The ghost norm adds up the output gradients of each (example, token) that occurs, and takes the norm of these sums: the
@@ -31,9 +34,12 @@ def embedding(module: nn.Embedding, inputs: Tensor, gradients: Tensor) -> dict[s
         found = g.new_zeros(batch * rows, width).index_add_(0, keys, g.flatten(0, 1))
         return found.view(batch, rows, width)
 
+    occurring: list[tuple[Tensor, Tensor]] = []  # pairs, and their sums
+
     def ghost() -> tuple[Tensor, Add]:
         pairs, where = torch.unique(keys, return_inverse=True)
         sums = g.new_zeros(len(pairs), width).index_add_(0, where, g.flatten(0, 1))
+        occurring.append((pairs, sums))
         squares = g.new_zeros(batch).index_add_(0, pairs // rows, sums.square().sum(dim=1))
 
         def second_pass(factors: Tensor) -> Tensor:
@@ -42,4 +48,13 @@ def embedding(module: nn.Embedding, inputs: Tensor, gradients: Tensor) -> dict[s
 
         return squares, second_pass
 
-    return {"weight": Contribution(per_example, ghost, ghost_is_cheaper=True)}
+    def along() -> tuple[Tensor, Tensor]:
+        """Inner products of the sums with their rows of the weight, of `width` numbers each; the rest is in double precision."""
+        assert toward is not None
+        pairs, sums = occurring[-1]
+        products = (sums * module.weight.detach()[pairs % rows]).sum(dim=1).double()
+        values = products.new_zeros(batch).index_add_(0, pairs // rows, products)
+        squares = products.new_zeros(batch).index_add_(0, pairs // rows, sums.double().square().sum(dim=1))
+        return values, squares.sqrt().mul_(width * torch.finfo(sums.dtype).eps / 2 * toward.length)
+
+    return {"weight": Contribution(per_example, ghost, None, True, None if toward is None else along)}

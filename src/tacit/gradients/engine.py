@@ -20,6 +20,7 @@ from tacit.gradients.probe import Route, probe
 from tacit.gradients.refusals import refuse_known_mixers
 from tacit.gradients.rules import check_strategy, rules_sum
 from tacit.gradients.sandbox import unchanged
+from tacit.gradients.toward import Decay
 from tacit.privacy.clipping import Clipping
 from tacit.privacy.mechanism import ClippedSum
 from tacit.privacy.validation import UserError, check_choice, check_count, check_not_negative, nearest
@@ -100,6 +101,7 @@ class ClippedGradient:
         tensor([0.])
         """
         trainable = trainable_parameters(self.model)
+        decay = Decay(trainable, self.weight_decay)
         sums: Sums = {}
         first = next(iter(trainable.values()))
         groups = len(self.clipping.clipping_norms)
@@ -113,7 +115,7 @@ class ClippedGradient:
             step = self._physical(route, first.device)
             for start in range(0, batch.size, step):
                 rows = batch if batch.size <= step else batch.rows(slice(start, start + step))
-                part, part_norms = self._clipped(route, trainable, rows)
+                part, part_norms = self._clipped(route, trainable, rows, decay)
                 norms.append(part_norms)
                 if self.with_losses:
                     losses.append(self._losses(route, rows).to(norms[0].dtype))
@@ -183,24 +185,25 @@ class ClippedGradient:
             self._routes[key] = route
         return route
 
-    def _clipped(self, route: Route, trainable: dict[str, nn.Parameter], batch: Batch) -> tuple[Sums, Tensor]:
+    def _clipped(
+        self, route: Route, trainable: dict[str, nn.Parameter], batch: Batch, decay: Decay
+    ) -> tuple[Sums, Tensor]:
         """The clipped sum of the examples with a finite gradient, and the norms of all."""
         with unchanged(self.model, self.loss):
-            sums, norms = self._computed(route, trainable, batch)
+            sums, norms = self._computed(route, trainable, batch, decay)
         if sums is not None:
             return sums, norms
         finite = norms.isfinite().all(dim=1)
         if not finite.any():
             return {}, norms
         # 0 times a number that is not finite is not 0, so those examples must not be in the batch at all
-        rest, rest_norms = self._clipped(route, trainable, batch.rows(finite.nonzero()[:, 0]))
+        rest, rest_norms = self._clipped(route, trainable, batch.rows(finite.nonzero()[:, 0]), decay)
         norms[finite] = rest_norms
         return rest, norms
 
-    def _computed(self, route: Route, trainable: dict[str, nn.Parameter], batch: Batch) -> tuple[Sums | None, Tensor]:
-        decay = {
-            name: rate for name, rate in self.weight_decay.items() if name in trainable
-        }  # the rest is frozen by now
+    def _computed(
+        self, route: Route, trainable: dict[str, nn.Parameter], batch: Batch, decay: Decay
+    ) -> tuple[Sums | None, Tensor]:
         if route.engine == "rules":
             try:
                 return rules_sum(
@@ -233,9 +236,9 @@ class ClippedGradient:
                 route.step_down("loop")
             else:
                 uses = {name: [Contribution(lambda g=g: g)] for name, g in gradients.items()}  # type: ignore[misc]
-                return clip_and_add(uses, trainable, self.clipping, batch.size, weight_decay=decay)
+                return clip_and_add(uses, trainable, self.clipping, batch.size, decay=decay)
         inputs, targets = batch.tree()
-        summed = reference.clipped_sum(self.model, self.loss, self.clipping, inputs, targets, decay)
+        summed = reference.clipped_sum(self.model, self.loss, self.clipping, inputs, targets, decay.rates)
         return dict(summed.gradients), summed.norms
 
 

@@ -62,9 +62,11 @@ def linear(
 
 
 def _along(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward) -> tuple[Tensor, Tensor]:
-    weight, bias = module.weight.detach().to(g.dtype), None if module.bias is None else module.bias.detach().to(g.dtype)
-    outputs = F.linear(a, weight, bias) if toward.outputs is None else toward.outputs
-    return along_outputs(outputs.movedim(-1, 1), g.movedim(-1, 1), weight, bias, squared_norms(a))
+    bias = None if module.bias is None else module.bias.detach().to(g.dtype)
+    outputs = toward.outputs
+    if outputs is None:
+        outputs = F.linear(a, module.weight.detach().to(g.dtype), bias)
+    return along_outputs(outputs.movedim(-1, 1), g.movedim(-1, 1), toward, bias, squared_norms(a), a.shape[-1])
 
 
 def _one_position(a: Tensor, g: Tensor, along: Along | None) -> dict[str, Contribution]:

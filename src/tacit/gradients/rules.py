@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +17,14 @@ from tacit.gradients.generic import Layout, generic
 from tacit.gradients.linear import linear
 from tacit.gradients.norm import layer_norm
 from tacit.gradients.standardized import standardized_conv
-from tacit.gradients.toward import Toward
+from tacit.gradients.toward import Decay, Toward
 from tacit.privacy.clipping import Clipping
 from tacit.privacy.validation import UserError
 
 
-def contributions(call: Call, layout: Layout, *, along: bool = False) -> dict[str, Contribution]:
+def contributions(call: Call, layout: Layout, decay: Decay | None = None) -> dict[str, Contribution]:
     """What one call adds to the gradients of its unit's parameters, by their names in the model; nothing if it is not reached.
-    With `along`, inner products with the parameters are asked for, and given where a rule can.
+    If the weight decays, inner products with it are asked for, and given where a rule can.
 
     *Guarantee.* Row i comes from example i's rows alone, and is in float32 or better.
 
@@ -53,9 +52,11 @@ def contributions(call: Call, layout: Layout, *, along: bool = False) -> dict[st
                 dtype = torch.promote_types(inputs.dtype, gradient.dtype)
                 inputs, gradient = inputs.to(dtype), gradient.to(dtype)
         toward = None
-        if along and gradient.device.type == "cpu":  # elsewhere products may be made in less than float32
+        weight = unit.parameters.get("weight")
+        # on the CPU: elsewhere products may be made in less than float32
+        if decay is not None and weight is not None and weight in decay and gradient.device.type == "cpu":
             changed = call.kept is not None and call.kept._version != call.kept_version
-            toward = Toward(None if changed else call.kept)
+            toward = Toward(decay.lengths[weight], None if changed else call.kept)
         found = _by_rule(unit.rule, unit.module, inputs, gradient, layout.views, toward)
     return {name: found[inner] for inner, name in unit.parameters.items()}
 
@@ -66,10 +67,11 @@ def _by_rule(
     """What the rule answers, with an example's views taken together: the norm of their *sum* is wanted."""
     if toward is not None and rule in (conv, standardized_conv):
         return rule(module, inputs, gradient, views, toward)
-    if toward is not None and rule is linear:
+    if toward is not None and rule in (linear, embedding):
         if views > 1:
             inputs, gradient = by_view(inputs, views), by_view(gradient, views)
-            toward = Toward(None if toward.outputs is None else by_view(toward.outputs, views))
+            kept = None if toward.outputs is None else by_view(toward.outputs, views)
+            toward = Toward(toward.length, kept)
         return rule(module, inputs, gradient, toward)
     if views == 1:
         return rule(module, inputs, gradient)
@@ -113,7 +115,7 @@ def rules_sum(
     units: list[Unit],
     layouts: list[Layout],
     strategy: str,
-    weight_decay: Mapping[str, float] | None = None,
+    decay: Decay | None = None,
 ) -> tuple[Sums | None, Tensor]:
     """One forward pass, and one backward pass that takes the norms as it goes.
 
@@ -128,19 +130,19 @@ def rules_sum(
     >>> rules_sum(model, lambda o, t: o[:, 0], parameters, Flat(1.0), batch, units, layouts, "rules")[0]
     {'weight': tensor([[1.5000]])}
     """
-    calls, losses = capture(model, units, loss, batch, keep_outputs=bool(weight_decay))
+    calls, losses = capture(model, units, loss, batch, keep_outputs=bool(decay))
     if len(calls) != len(layouts):
         raise NoRule("the model calls other modules than in its probe")
     for call, layout in zip(calls, layouts):
         _check_layout(call, layout, batch.size)
     check_graph(calls, losses, trainable)
-    adding = Adding(trainable, clipping, batch.size, strategy, weight_decay)
+    adding = Adding(trainable, clipping, batch.size, strategy, decay)
     uses = Counter(name for call in calls for name in call.unit.parameters.values())
     layout_of = {id(call): layout for call, layout in zip(calls, layouts)}
     waiting: dict[str, list[Contribution]] = {}
 
     def arrived(call: Call) -> None:
-        for name, contribution in contributions(call, layout_of[id(call)], along=bool(weight_decay)).items():
+        for name, contribution in contributions(call, layout_of[id(call)], decay).items():
             found = waiting.setdefault(name, [])
             found.append(contribution)
             if len(found) == uses[name]:

@@ -1,38 +1,75 @@
-"""Inner products of per-example gradients with the parameter itself, for weight decay before clipping.
+"""Weight decay before clipping: an example's gradient is g + lambda theta, and is clipped as such.
 
-An example's gradient with decay is g + lambda theta. Its norm needs <g, theta>, which for a layer y_t = W a_t + b is
-sum_t <g_t, W a_t> = sum_t <g_t, y_t - b>, with g_t the output gradient: no per-example gradient is needed.
+Its squared norm is |g|^2 + 2 lambda <g, theta> + lambda^2 |theta|^2. For a layer y_t = W a_t + b, <g, W> is sum_t <g_t, W a_t> =
+sum_t <g_t, y_t - b>, with g_t the output gradient: no per-example gradient is needed for it.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from tacit.gradients.contribution import Add, not_negative, squared_norms
+from tacit.gradients.contribution import at_least_float32, squared_norms
 
 
 @dataclass(frozen=True)
 class Toward:
-    """Asks a rule for `Contribution.along`. `outputs` is what the call gave, if it was kept; else it is computed once more.
+    """Asks a rule for `Contribution.along`. `length` is the norm of the weight; `outputs` is what the call gave, if it was kept;
+    else it is computed once more.
 
     *Guarantee.* Plain data.
 
-    >>> Toward().outputs is None
+    >>> Toward(1.0).outputs is None
     True
     """
 
+    length: float
     outputs: Tensor | None = None
 
 
+class Decay:
+    """What is added to every example's gradient: so many times the parameter, by name. Made anew when parameters have changed.
+
+    *Guarantee.* It comes from the parameters alone, which are public. Lengths are computed in double precision.
+
+    >>> decay = Decay({"w": nn.Parameter(torch.tensor([3.0, 4.0]))}, {"w": 0.5})
+    >>> decay.lengths, decay.square("w"), decay.times("w")
+    ({'w': 5.0}, 6.25, tensor([1.5000, 2.0000]))
+    """
+
+    def __init__(self, trainable: Mapping[str, nn.Parameter], rates: Mapping[str, float]) -> None:
+        self.rates = {name: rate for name, rate in rates.items() if rate and name in trainable}
+        self.parameters = {name: at_least_float32(trainable[name].detach()) for name in self.rates}
+        self.lengths = {
+            name: float(torch.linalg.vector_norm(parameter, dtype=torch.float64))
+            for name, parameter in self.parameters.items()
+        }
+
+    def __bool__(self) -> bool:
+        return bool(self.rates)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.rates
+
+    def square(self, name: str) -> float:
+        """rate^2 |theta|^2"""
+        return (self.rates[name] * self.lengths[name]) ** 2
+
+    def times(self, name: str, factor: float = 1.0) -> Tensor:
+        """factor * rate * theta"""
+        return factor * self.rates[name] * self.parameters[name]
+
+
 def along_outputs(
-    outputs: Tensor, gradients: Tensor, weight: Tensor, bias: Tensor | None, inputs_size: Tensor
+    outputs: Tensor, gradients: Tensor, toward: Toward, bias: Tensor | None, inputs_size: Tensor, window: int
 ) -> tuple[Tensor, Tensor]:
     """Of a layer with the channels on axis 1 of its outputs: <G, W> of each example, and by how much rounding may have changed
-    it. `bias` is what is in the outputs beside W a_t; `inputs_size` is sum_t |a_t|^2, or more ([batch]).
+    it. `bias` is what is in the outputs beside W a_t; `inputs_size` is sum_t |a_t|^2, or more ([batch]); `window` is K, how many
+    numbers a_t has.
 
     A sum of n products is wrong by at most n eps/2 times the sum of their sizes. An output is a sum of K products and a bias, and
     what comes after it is added up in double precision; the sizes together are within |W| sqrt(sum |a_t|^2 sum |g_t|^2) +
@@ -41,38 +78,14 @@ def along_outputs(
     *Guarantee.* Row i comes from row i of `outputs` and `gradients` alone.
 
     >>> y, g = torch.tensor([[3.0]]), torch.tensor([[2.0]])
-    >>> along_outputs(y, g, torch.tensor([[1.0]]), torch.tensor([1.0]), torch.tensor([4.0]))[0]
+    >>> along_outputs(y, g, Toward(1.0), torch.tensor([1.0]), torch.tensor([4.0]), 1)[0]
     tensor([4.], dtype=torch.float64)
     """
     values = (gradients * outputs).flatten(1).sum(dim=1, dtype=torch.float64)
-    positions = math.prod(gradients.shape[2:])
     own = squared_norms(gradients).double()
-    error = torch.linalg.vector_norm(weight).double() * (inputs_size.double() * own).sqrt()
+    error = toward.length * (inputs_size.double() * own).sqrt()
     if bias is not None:
+        positions = math.prod(gradients.shape[2:])
         values = values - gradients.reshape(*gradients.shape[:2], -1).sum(dim=2, dtype=torch.float64) @ bias.double()
-        error = error + torch.linalg.vector_norm(bias).double() * (positions * own).sqrt()
-    summands = weight[0].numel() + 8
-    return values, summands * torch.finfo(gradients.dtype).eps / 2 * error
-
-
-def decayed(
-    squares: Tensor, add: Add, along: tuple[Tensor, Tensor], parameter: Tensor, rate: float
-) -> tuple[Tensor, Add]:
-    """The way to clip g + rate * parameter, from the way to clip g: |g|^2 + 2 rate <g, p> + rate^2 |p|^2, and what is added up is
-    the sum of f_i g_i and the sum of the factors f_i times rate * parameter.
-
-    *Guarantee.* The norm is not below that of what is added up: rounding of the inner product is allowed for, and the rest is
-    computed in double precision.
-
-    >>> squares, add = decayed(torch.tensor([9.0]), lambda f: 3 * f, (torch.tensor([6.0]),) * 2, torch.tensor([2.0]), 0.5)
-    >>> squares, add(torch.ones(1))  # 3 + 1, squared, and six more that rounding might have taken away
-    (tensor([22.], dtype=torch.float64), tensor([4.]))
-    """
-    values, error = along
-    length = torch.linalg.vector_norm(parameter, dtype=torch.float64)
-    found = not_negative(squares.double() + 2 * rate * (values + error) + (rate * length) ** 2)
-
-    def add_both(factors: Tensor) -> Tensor:
-        return add(factors).add_(parameter, alpha=rate * float(factors.sum(dtype=torch.float64)))
-
-    return found, add_both
+        error = error + float(torch.linalg.vector_norm(bias)) * (positions * own).sqrt()
+    return values, (window + 8) * torch.finfo(gradients.dtype).eps / 2 * error
