@@ -196,7 +196,7 @@ def test_the_norm_of_what_decay_almost_cancels_is_not_too_small(
         layer.weight.copy_(-rule(layer, inputs, gradients)["weight"].per_example()[2])
         outputs = layer(inputs)
     decay = Decay({"weight": layer.weight}, {"weight": 1.0})
-    found = rule(layer, inputs, gradients, toward=Toward(decay.lengths["weight"], outputs))["weight"]
+    found = rule(layer, inputs, gradients, toward=Toward(decay.length("weight"), outputs))["weight"]
     if getattr(found, way) is None:
         pytest.skip("this way is not taken")
     adding = Adding({"weight": layer.weight}, Flat(1.0), 4, "ghost" if way == "ghost" else "instantiate", decay)
@@ -204,7 +204,7 @@ def test_the_norm_of_what_decay_almost_cancels_is_not_too_small(
     _, norms = adding.finish()
     exact = rule(layer, inputs, gradients)["weight"].per_example().double() + layer.weight.detach().double()
     assert (norms[:, 0].double() >= exact.flatten(1).norm(dim=1) * (1 - 1e-6)).all()
-    assert float(norms[2, 0]) <= 0.06 * decay.lengths["weight"], "nor much too large"
+    assert float(norms[2, 0]) <= 0.06 * decay.length("weight"), "nor much too large"
 
 
 def test_an_empty_batch_does_not_decay() -> None:

@@ -14,7 +14,6 @@ from tacit.gradients.contribution import (
     Add,
     Contribution,
     instantiated,
-    not_negative,
     squared_norms,
     weighted_sum,
 )
@@ -104,7 +103,9 @@ class Adding:
                 found = rows.new_zeros(groups, self._batch_size).index_add_(0, index, rows)
         if self._decay is None:
             return found
-        return not_negative(found + found.new_tensor(self._constants).unsqueeze(1)).to(self._dtype)
+        for row, constant in zip(found, self._constants):
+            row.add_(constant)
+        return found.abs_().to(self._dtype)  # below 0 only by rounding, or not finite, which it must stay
 
     def _full_precision(self) -> AbstractContextManager[Any]:
         """Whatever precision the model runs in: norms and sums in half precision would not keep the sensitivity."""
@@ -128,7 +129,7 @@ class Adding:
                     self._small.setdefault(group, {})[name] = gradients
                     return
                 if decay is not None and decays:
-                    gradients = gradients + decay.times(name)
+                    gradients = decay.add_to(gradients.clone(), name)
                     decays = False
                 way = instantiated(lambda: gradients)
             squares, self._large[name] = way()
@@ -160,8 +161,9 @@ class Adding:
             if self._decay is not None:
                 totals = [float(values.sum(dtype=torch.float64)) for values in factors]
                 for name in self._decaying:
-                    decay = self._decay.times(name, totals[self._group_of[name]])
-                    sums[name] = sums[name].add_(decay) if name in sums else decay
+                    if name not in sums:
+                        sums[name] = torch.zeros_like(self._decay.parameters[name])
+                    self._decay.add_to(sums[name], name, totals[self._group_of[name]])
             for group, rows in beside.items():
                 members = self._small[group]
                 parts = torch.split(weighted_sum(rows, factors[group]), [g[0].numel() for g in members.values()])
@@ -174,10 +176,7 @@ class Adding:
         decay = self._decay
         if decay is None or not any(name in decay for name in found):
             return rows
-        added = [
-            decay.times(name).flatten() if name in decay else rows.new_zeros(g[0].numel()) for name, g in found.items()
-        ]
-        return rows.add_(torch.cat(added))
+        return decay.add_beside(rows, list(found), [g[0].numel() for g in found.values()])
 
     def _take_unreached(self) -> None:
         """What no example's loss depends on decays all the same."""

@@ -55,6 +55,34 @@ def _outputs(module: Conv, inputs: Tensor, toward: Toward) -> Tensor:
     return outputs
 
 
+def along_found(
+    found: kernels.ConvGradients | kernels.ConvNorms, toward: Toward, bias: Tensor | None, window: int, positions: int
+) -> tuple[Tensor, Tensor]:
+    """From what the kernels found along the weight, or at the outputs: inner products of the gradients with the weight, and by
+    how much rounding may have changed them, [batch] each.
+
+    A sum of n products has a rounding error of at most n eps/2 times the sum of their sizes. Held, that is n eps/2 |G| |W|. From
+    the outputs, it is n eps/2 (|W| sqrt(sum |a_t|^2 sum |g_t|^2) + |b| sqrt(T sum |g_t|^2)) for T positions, where n counts those
+    and what was added up in an output, of a `window` of so many numbers; channels are added up in double precision.
+
+    *Guarantee.* Row i comes from example i alone.
+
+    >>> norms = kernels.ConvNorms(torch.ones(1), torch.ones(1), torch.ones(1), torch.full((1, 3, 2), 5.0), torch.zeros(1))
+    >>> along_found(norms, Toward(1.0), torch.tensor([1.0, 0.0]), 1, 1)[0]  # 5 + 5, less 5 times the bias
+    tensor([5.], dtype=torch.float64)
+    """
+    eps = torch.finfo(torch.float32).eps
+    values = found.along.sum(dim=1, dtype=torch.float64)
+    if isinstance(found, kernels.ConvGradients):
+        return values, found.norms.sqrt().mul_(kernels.summands_of(window) * eps / 2 * toward.length)
+    error = found.size.sqrt().mul_(toward.length)
+    if bias is not None:
+        values = values - found.bias.double() @ bias.detach().double()
+        length = math.sqrt(positions) * float(torch.linalg.vector_norm(bias.detach()))
+        error = error.add_(found.gradient_size.sqrt(), alpha=length)
+    return values, error.mul_((window + positions + 8) * eps / 2)
+
+
 class CompiledConv:
     """One call of a convolution, for the kernels: what came in, and the gradient of what came out.
 
@@ -130,26 +158,9 @@ class CompiledConv:
         return not_negative(found.squares) + found.allowance, self.second_pass
 
     def along(self) -> tuple[Tensor, Tensor]:
-        """After `held` or `ghost`, if it was asked for: inner products of the gradients with the weight, and by how much rounding
-        may have changed them, [batch] each.
-
-        A sum of n products has a rounding error of at most n eps/2 times the sum of their sizes. Held, that is n eps/2 |G| |W|.
-        From the outputs, it is n eps/2 (|W| sqrt(sum |a_t|^2 sum |g_t|^2) + |b| sqrt(T sum |g_t|^2)) for T positions, where n
-        counts those and what was added up in an output; channels are added up in double precision.
-        """
-        found, bias, toward = self.found, self.module.bias, self.toward
-        assert toward is not None
-        if found is None:  # it was a way of another's
-            return along_conv(self.module, self.inputs, self.gradients, toward)
-        eps = torch.finfo(torch.float32).eps
-        values = found.along.sum(dim=1, dtype=torch.float64)
-        if isinstance(found, kernels.ConvGradients):
-            summands = kernels.summands_of(self.module.in_channels, self.geometry)
-            return values, found.norms.sqrt().mul_(summands * eps / 2 * toward.length)
+        """After `held` or `ghost`, if it was asked for: see `along_found`."""
+        assert self.toward is not None
+        if self.found is None:  # it was a way of another's
+            return along_conv(self.module, self.inputs, self.gradients, self.toward)
         positions = math.prod(self.gradients.shape[2:])
-        error = found.size.sqrt().mul_(toward.length)
-        if bias is not None:
-            values = values - found.bias.double() @ bias.detach().double()
-            length = math.sqrt(positions) * float(torch.linalg.vector_norm(bias.detach()))
-            error = error.add_(found.gradient_size.sqrt(), alpha=length)
-        return values, error.mul_((self.module.weight[0].numel() + positions + 8) * eps / 2)
+        return along_found(self.found, self.toward, self.module.bias, self.module.weight[0].numel(), positions)

@@ -34,13 +34,13 @@ def embedding(
         found = g.new_zeros(batch * rows, width).index_add_(0, keys, g.flatten(0, 1))
         return found.view(batch, rows, width)
 
-    occurring: list[tuple[Tensor, Tensor]] = []  # pairs, and their sums
+    occurring: list[tuple[Tensor, Tensor, Tensor]] = []  # pairs, their sums, and the squared norms
 
     def ghost() -> tuple[Tensor, Add]:
         pairs, where = torch.unique(keys, return_inverse=True)
         sums = g.new_zeros(len(pairs), width).index_add_(0, where, g.flatten(0, 1))
-        occurring.append((pairs, sums))
         squares = g.new_zeros(batch).index_add_(0, pairs // rows, sums.square().sum(dim=1))
+        occurring.append((pairs, sums, squares))
 
         def second_pass(factors: Tensor) -> Tensor:
             scaled = g * factors.to(g.dtype)[:, None, None]
@@ -51,10 +51,9 @@ def embedding(
     def along() -> tuple[Tensor, Tensor]:
         """Inner products of the sums with their rows of the weight, of `width` numbers each; the rest is in double precision."""
         assert toward is not None
-        pairs, sums = occurring[-1]
+        pairs, sums, squares = occurring[-1]
         products = (sums * module.weight.detach()[pairs % rows]).sum(dim=1).double()
         values = products.new_zeros(batch).index_add_(0, pairs // rows, products)
-        squares = products.new_zeros(batch).index_add_(0, pairs // rows, sums.double().square().sum(dim=1))
-        return values, squares.sqrt().mul_(width * torch.finfo(sums.dtype).eps / 2 * toward.length)
+        return values, squares.double().sqrt_().mul_((width + 8) * torch.finfo(sums.dtype).eps / 2 * toward.length)
 
     return {"weight": Contribution(per_example, ghost, None, True, None if toward is None else along)}

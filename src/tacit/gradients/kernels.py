@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -116,10 +117,18 @@ class Direction:
     def along(cls, weight: Tensor) -> Direction:
         out, across = len(weight), _across(weight.shape)
         rows = weight.permute(0, 2, 3, 1).reshape(out, -1)
-        u = rows.clone() if across else F.pad(rows, (0, 0, 0, -out % 16)).t().contiguous()  # memory of its own, aligned
-        coefficients = u.new_zeros(3, out, dtype=torch.float64)
-        coefficients[0] = 1.0
-        return cls(u, coefficients, across)
+        if across:
+            u = rows.clone()  # memory of its own, aligned
+        else:
+            u = rows.t().contiguous() if out % 16 == 0 else F.pad(rows, (0, 0, 0, -out % 16)).t().contiguous()
+        return cls(u, _of_the_gradient_itself(out), across)
+
+
+@cache
+def _of_the_gradient_itself(out: int) -> Tensor:
+    coefficients = torch.zeros(3, out, dtype=torch.float64, device="cpu")
+    coefficients[0] = 1.0
+    return coefficients
 
 
 @dataclass(frozen=True)
@@ -243,7 +252,7 @@ def conv_gradients(
         (down, along, out),
         geometry.windows,
         (4 if isinstance(toward, Standardized) else 1)
-        * summands_of(channels, geometry)
+        * summands_of(channels * math.prod(geometry.kernel))
         * torch.finfo(torch.float32).eps,
         across,
         torch.get_num_threads(),
@@ -251,16 +260,16 @@ def conv_gradients(
     return ConvGradients(rows, (0, 3, 1, 2) if across else (3, 2, 0, 1), sums, norms, toward)
 
 
-def summands_of(channels: int, geometry: Geometry) -> int:
+def summands_of(window: int) -> int:
     """How many numbers are added up one after the other in one of the sums of `conv_gradients`, at most: over tiles of six rows
-    or more.
+    or more, for a window of so many numbers.
 
     *Guarantee.* Not too few.
 
-    >>> summands_of(32, Geometry((3, 3), (1, 1), (1, 1)))
+    >>> summands_of(32 * 9)
     64
     """
-    return channels * math.prod(geometry.kernel) // 6 + 16
+    return window // 6 + 16
 
 
 def _across(shape: tuple[int, ...]) -> bool:

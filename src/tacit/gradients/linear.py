@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import cache, partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit.gradients import kernels
+from tacit.gradients.compiled import along_found
 from tacit.gradients.contribution import (
     Add,
-    Along,
     Contribution,
+    at_least_float32,
     ghost_is_cheaper,
     not_negative,
     rounding_allowance,
@@ -39,9 +40,9 @@ def linear(
     >>> squares.item()
     100.0
     """
-    along = None if toward is None else partial(_along, module, inputs, gradients, toward)
     if inputs.dim() == 2:
-        return _one_position(inputs, gradients, along)
+        return _one_position(module, inputs, gradients, toward)
+    along = None if toward is None else partial(_along, module, inputs, gradients, toward)
     a, g = inputs.flatten(1, -2), gradients.flatten(1, -2)
     positions = a.shape[1]
     # Several positions are a row of pixels, and the layer a convolution with a kernel of one.
@@ -53,40 +54,61 @@ def linear(
         gram=positions**2 * (module.in_features + module.out_features),
         compiled=compiled,
     )
-    ghost = partial(_ghost_compiled if compiled else _ghost, a, g)
-    held = partial(_held_compiled, a, g) if compiled else None
-    return {
-        "weight": Contribution(lambda: g.transpose(1, 2) @ a, ghost, held, cheaper, along),
-        "bias": Contribution(lambda: g.sum(dim=1)),
-    }
+
+    def per_example() -> Tensor:
+        return g.transpose(1, 2) @ a
+
+    if compiled:
+        row = _Row(module, a, g, toward)
+        weight = Contribution(per_example, row.ghost, row.held, cheaper, None if toward is None else row.along)
+    else:
+        weight = Contribution(per_example, partial(_ghost, a, g), None, cheaper, along)
+    return {"weight": weight, "bias": Contribution(lambda: g.sum(dim=1))}
 
 
 def _along(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward) -> tuple[Tensor, Tensor]:
-    bias = None if module.bias is None else module.bias.detach().to(g.dtype)
-    outputs = toward.outputs
-    if outputs is None:
-        outputs = F.linear(a, module.weight.detach().to(g.dtype), bias)
+    outputs, bias = _outputs(module, a, toward)
     return along_outputs(outputs.movedim(-1, 1), g.movedim(-1, 1), toward, bias, squared_norms(a), a.shape[-1])
 
 
-def _one_position(a: Tensor, g: Tensor, along: Along | None) -> dict[str, Contribution]:
-    """One product an example: what most classifiers end with."""
+def _one_position(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward | None) -> dict[str, Contribution]:
+    """One product an example: what most classifiers end with. Its norm is exact, since nothing can cancel."""
+
+    @cache
+    def lengths() -> tuple[Tensor, Tensor]:
+        return torch.linalg.vector_norm(a, dim=1), torch.linalg.vector_norm(g, dim=1)
+
+    def ghost() -> tuple[Tensor, Add]:
+        length, of_gradient = lengths()
+        # not a product of squares, one of which may leave the range of a float
+        norms = (length * of_gradient).square()
+        return norms, lambda factors: torch.mm((g * factors.to(g.dtype).unsqueeze(1)).t(), a)
+
+    def along() -> tuple[Tensor, Tensor]:
+        assert toward is not None
+        outputs, bias = _outputs(module, a, toward)
+        length, of_gradient = lengths()
+        values = (g * outputs).sum(dim=1, dtype=torch.float64)
+        error = (length * of_gradient).double() * toward.length
+        if bias is not None:
+            values -= torch.mv(g, bias)
+            error.add_(of_gradient, alpha=(len(bias) + 1) * float(torch.linalg.vector_norm(bias)))
+        return values, error.mul_((a.shape[1] + 8) * torch.finfo(g.dtype).eps / 2)
+
     return {
         "weight": Contribution(
-            lambda: g.unsqueeze(2) * a.unsqueeze(1),
-            partial(_product_of_norms, a, g),
-            ghost_is_cheaper=True,
-            along=along,
+            lambda: g.unsqueeze(2) * a.unsqueeze(1), ghost, None, True, None if toward is None else along
         ),
         "bias": Contribution(lambda: g),
     }
 
 
-def _product_of_norms(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
-    """Exact, since nothing can cancel."""
-    norms = torch.linalg.vector_norm(a, dim=1) * torch.linalg.vector_norm(g, dim=1)
-    # not a product of squares, one of which may leave the range of a float
-    return norms.square(), lambda factors: torch.mm((g * factors.to(g.dtype).unsqueeze(1)).t(), a)
+def _outputs(module: nn.Linear, a: Tensor, toward: Toward) -> tuple[Tensor, Tensor | None]:
+    """What the layer gave, and the bias that is in it."""
+    bias = None if module.bias is None else module.bias.detach().to(a.dtype)
+    if toward.outputs is not None:
+        return toward.outputs, bias
+    return F.linear(a, module.weight.detach().to(a.dtype), bias), bias
 
 
 def _ghost(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
@@ -107,15 +129,32 @@ def _row(a: Tensor) -> Tensor:
     return a.unsqueeze(1).permute(0, 3, 1, 2)
 
 
-def _held_compiled(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
-    found = kernels.conv_gradients(_row(a), _row(g), _ONE)
+class _Row:
+    """One call with several positions, for the kernels: a row of pixels, under a convolution with a kernel of one."""
 
-    def add(factors: Tensor) -> Tensor:
-        return found.weighted_sum(factors)[:, :, 0, 0]
+    def __init__(self, module: nn.Linear, a: Tensor, g: Tensor, toward: Toward | None) -> None:
+        self.module, self.a, self.g, self.toward = module, a, g, toward
+        self.found: kernels.ConvGradients | kernels.ConvNorms | None = None
 
-    return found.norms, add
+    def held(self) -> tuple[Tensor, Add]:
+        direction = None
+        if self.toward is not None:
+            direction = kernels.Direction.along(at_least_float32(self.module.weight.detach())[:, :, None, None])
+        self.found = found = kernels.conv_gradients(_row(self.a), _row(self.g), _ONE, direction)
 
+        def add(factors: Tensor) -> Tensor:
+            return found.weighted_sum(factors)[:, :, 0, 0]
 
-def _ghost_compiled(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
-    found = kernels.conv_norms(_row(a), _row(g), _ONE)
-    return not_negative(found.squares) + found.allowance, partial(_second_pass, a, g)
+        return found.norms, add
+
+    def ghost(self) -> tuple[Tensor, Add]:
+        outputs = None
+        if self.toward is not None:
+            outputs = _row(_outputs(self.module, self.a, self.toward)[0].reshape(self.g.shape))
+        self.found = found = kernels.conv_norms(_row(self.a), _row(self.g), _ONE, outputs=outputs)
+        return not_negative(found.squares) + found.allowance, partial(_second_pass, self.a, self.g)
+
+    def along(self) -> tuple[Tensor, Tensor]:
+        assert self.found is not None
+        assert self.toward is not None
+        return along_found(self.found, self.toward, self.module.bias, self.a.shape[2], self.a.shape[1])

@@ -54,9 +54,9 @@ def contributions(call: Call, layout: Layout, decay: Decay | None = None) -> dic
         toward = None
         weight = unit.parameters.get("weight")
         # on the CPU: elsewhere products may be made in less than float32
-        if decay is not None and weight is not None and weight in decay and gradient.device.type == "cpu":
+        if decay is not None and weight is not None and decay.is_large(weight) and gradient.device.type == "cpu":
             changed = call.kept is not None and call.kept._version != call.kept_version
-            toward = Toward(decay.lengths[weight], None if changed else call.kept)
+            toward = Toward(decay.length(weight), None if changed else call.kept)
         found = _by_rule(unit.rule, unit.module, inputs, gradient, layout.views, toward)
     return {name: found[inner] for inner, name in unit.parameters.items()}
 

@@ -153,7 +153,7 @@ def _along(compiled: CompiledConv) -> tuple[Tensor, Tensor]:
     assert isinstance(found.toward, kernels.Standardized)
     assert isinstance(module, WeightStandardizedConv2d)
     kept = module.eps * module.weight[0].numel() * found.toward.coefficients[0]
-    summands = kernels.summands_of(module.in_channels, compiled.geometry)
+    summands = kernels.summands_of(module.weight[0].numel())
     error = summands * torch.finfo(torch.float32).eps / 2 * kept.norm() * found.squares.double().sum(dim=1).sqrt()
     return found.along.double() @ kept, error
 

@@ -7,13 +7,15 @@ sum_t <g_t, y_t - b>, with g_t the output gradient: no per-example gradient is n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from tacit.gradients.contribution import at_least_float32, squared_norms
+
+_SMALL = 512
 
 
 @dataclass(frozen=True)
@@ -37,17 +39,14 @@ class Decay:
     *Guarantee.* It comes from the parameters alone, which are public. Lengths are computed in double precision.
 
     >>> decay = Decay({"w": nn.Parameter(torch.tensor([3.0, 4.0]))}, {"w": 0.5})
-    >>> decay.lengths, decay.square("w"), decay.times("w")
-    ({'w': 5.0}, 6.25, tensor([1.5000, 2.0000]))
+    >>> decay.length("w"), decay.square("w"), decay.add_to(torch.ones(2), "w")
+    (5.0, 6.25, tensor([2.5000, 3.0000]))
     """
 
     def __init__(self, trainable: Mapping[str, nn.Parameter], rates: Mapping[str, float]) -> None:
         self.rates = {name: rate for name, rate in rates.items() if rate and name in trainable}
         self.parameters = {name: at_least_float32(trainable[name].detach()) for name in self.rates}
-        self.lengths = {
-            name: float(torch.linalg.vector_norm(parameter, dtype=torch.float64))
-            for name, parameter in self.parameters.items()
-        }
+        self._lengths: dict[str, float] = {}
 
     def __bool__(self) -> bool:
         return bool(self.rates)
@@ -55,13 +54,34 @@ class Decay:
     def __contains__(self, name: object) -> bool:
         return name in self.rates
 
+    def is_large(self, name: str) -> bool:
+        """Whether it decays and has so many numbers that its per-example gradients are better not held for it."""
+        return name in self and self.parameters[name].numel() > _SMALL
+
+    def length(self, name: str) -> float:
+        """|theta|"""
+        if name not in self._lengths:
+            self._lengths[name] = float(torch.linalg.vector_norm(self.parameters[name], dtype=torch.float64))
+        return self._lengths[name]
+
     def square(self, name: str) -> float:
         """rate^2 |theta|^2"""
-        return (self.rates[name] * self.lengths[name]) ** 2
+        return (self.rates[name] * self.length(name)) ** 2
 
-    def times(self, name: str, factor: float = 1.0) -> Tensor:
-        """factor * rate * theta"""
-        return factor * self.rates[name] * self.parameters[name]
+    def add_to(self, gradient: Tensor, name: str, factor: float = 1.0) -> Tensor:
+        """The gradient, or a row of them, with factor * rate * theta added in place."""
+        return gradient.add_(self.parameters[name], alpha=factor * self.rates[name])
+
+    def add_beside(self, rows: Tensor, names: Sequence[str], sizes: Sequence[int]) -> Tensor:
+        """The same for several parameters side by side, [batch, all their numbers]."""
+        flat = [
+            self.parameters[name].flatten() if name in self else rows.new_zeros(size)
+            for name, size in zip(names, sizes)
+        ]
+        rates = {self.rates[name] for name in names if name in self}
+        if len(rates) == 1:
+            return rows.add_(torch.cat(flat), alpha=rates.pop())
+        return rows.add_(torch.cat([self.rates.get(name, 0.0) * part for name, part in zip(names, flat)]))
 
 
 def along_outputs(
