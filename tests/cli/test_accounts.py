@@ -178,7 +178,10 @@ def test_account_says_which_constant_costs_as_much():
     arguments = ("account", "--schedule", "piecewise:5:1", *CURRICULUM)
     found = answer(*arguments)
     assert found["equal_constant"] == pytest.approx(1.3806, abs=1.01e-4)
-    assert f"\n  a constant noise multiplier of {found['equal_constant']:.4f} would cost as much\n" in run(*arguments).stdout
+    assert (
+        f"\n  a constant noise multiplier of {found['equal_constant']:.4f} would cost as much\n"
+        in run(*arguments).stdout
+    )
     assert answer("account", "-s", repr(found["equal_constant"]), *CURRICULUM)["epsilon"] <= found["epsilon"]
     constant = ("account", "-s", 1.38, *CURRICULUM)
     assert answer(*constant)["equal_constant"] == 1.38
@@ -230,4 +233,7 @@ def test_groups_of_a_schedule_are_compared_with_a_constant_at_one_norm():
     shared = ("-q", 0.1, "--epochs", 4, "--accountant", "rdp")
     found = answer("account", "--schedule", "table:8,4", "--groups", 4, *shared)
     assert found["equal_constant"] == answer("account", "--schedule", "table:4,2", *shared)["equal_constant"]
-    assert "clipped at one norm" in run("account", "--schedule", "table:8,4", "--groups", 4, *shared).stdout.splitlines()[1]
+    assert (
+        "clipped at one norm"
+        in run("account", "--schedule", "table:8,4", "--groups", 4, *shared).stdout.splitlines()[1]
+    )

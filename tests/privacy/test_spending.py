@@ -72,13 +72,13 @@ plans = st.builds(
 
 
 @given(plans, st.floats(1e-9, 1e-3))
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 def test_by_rdp_the_equal_constant_costs_no_more_and_a_ten_thousandth_less_noise_does(plan, delta):
     check_equal(plan, equal_constant(plan, delta, accountant="rdp"), delta, "rdp")
 
 
 @given(plans, st.floats(1e-9, 1e-3))
-@settings(max_examples=4, deadline=None)
+@settings(max_examples=3, deadline=None)
 def test_by_pld_the_equal_constant_costs_no_more_and_a_ten_thousandth_less_noise_does(plan, delta):
     found = equal_constant(plan, delta)
     if plan.epsilon(delta) > 0:

@@ -203,13 +203,12 @@ def command(
             raise UserError("--noise-stds is worth as much as it is beside the norms; give --clipping-norms too")
         noise_multiplier = 1.0
     count = steps_of(steps, epochs, rate)
-    texts = list(dict.fromkeys(schedule)) if schedule else [None]
-    noises = {
-        text or f"constant:{noise_multiplier:g}": schedule_of(noise_multiplier, text, count * rate) for text in texts
-    }
+    noises = {text: schedule_of(noise_multiplier, text, count * rate) for text in schedule or [None]}
     accounts = {
-        name: Account.of(noise, rate, count, delta, accountant, grouping, stated=noise_stds is None)
-        for name, noise in noises.items()
+        text or f"constant:{noise_multiplier:g}": Account.of(
+            noise, rate, count, delta, accountant, grouping, stated=noise_stds is None
+        )
+        for text, noise in noises.items()
     }
     if plot is not None:
         from tacit.report.schedules import schedule_figure
