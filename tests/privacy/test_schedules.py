@@ -182,7 +182,7 @@ def test_a_table_on_the_command_line():
     assert schedule_from_text("table:1, 5", epochs=20) == Table((1.0, 5.0))
     assert schedule_from_text("table:2") == Table((2.0,))
     for wrong in ("table", "table:", "table:5:1", "table:5,,1", "table:5,x", "table:5,-1", "table:5,nan"):
-        with pytest.raises(UserError, match="table|noise multiplier"):
+        with pytest.raises(UserError, match=r"table|noise multiplier"):
             schedule_from_text(wrong)
 
 

@@ -53,7 +53,8 @@ def test_schedules_of_equal_cost_share_their_constant_and_all_are_in_the_legend(
 
 
 def test_a_dozen_schedules_are_told_apart():
-    _, _, noise, _ = drawn({str(k): plan(Constant(1.0 + k)) for k in range(12)})
+    plans = {str(k): PrivacyPlan(sample_rate=0.1, steps=2, noise=Constant(1.0 + k)) for k in range(12)}
+    _, _, noise, _ = drawn(plans)
     assert len({(line.get_color(), line.get_linestyle()) for line in noise.lines}) == 12
 
 
@@ -68,7 +69,8 @@ def test_a_schedule_without_an_epsilon_is_drawn_without_a_constant():
 def test_the_same_picture_is_the_same_file(tmp_path, suffix):
     paths = [tmp_path / f"{name}.{suffix}" for name in "ab"]
     for path in paths:
-        assert schedule_figure({"2": plan(Constant(2.0))}, path, delta=1e-5, accountant="rdp") == path
+        two_steps = PrivacyPlan(sample_rate=0.1, steps=2, noise=Constant(2.0))
+        assert schedule_figure({"2": two_steps}, path, delta=1e-5, accountant="rdp") == path
     first, second = (path.read_bytes() for path in paths)
     assert first == second
     assert (b"PNG" if suffix == "png" else b"<svg") in first

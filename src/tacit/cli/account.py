@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -203,7 +204,8 @@ def command(
             raise UserError("--noise-stds is worth as much as it is beside the norms; give --clipping-norms too")
         noise_multiplier = 1.0
     count = steps_of(steps, epochs, rate)
-    noises = {text: schedule_of(noise_multiplier, text, count * rate) for text in schedule or [None]}
+    texts: Sequence[str | None] = schedule or [None]
+    noises = {text: schedule_of(noise_multiplier, text, count * rate) for text in texts}
     accounts = {
         text or f"constant:{noise_multiplier:g}": Account.of(
             noise, rate, count, delta, accountant, grouping, stated=noise_stds is None
