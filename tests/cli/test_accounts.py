@@ -169,3 +169,71 @@ def test_a_curriculum_has_the_epochs_of_the_run():
     found = answer("account", "--schedule", "exponential:5:1", "-q", "600/60000", "--epochs", 20, "--accountant", "rdp")
     assert found["epsilon"] == pytest.approx(2.613, abs=1e-3)
     assert found["schedule"]["epochs"] == 20
+
+
+CURRICULUM = ("-q", "600/60000", "--epochs", 20, "--accountant", "rdp")
+
+
+def test_account_says_which_constant_costs_as_much():
+    arguments = ("account", "--schedule", "piecewise:5:1", *CURRICULUM)
+    found = answer(*arguments)
+    assert found["equal_constant"] == pytest.approx(1.3806, abs=1.01e-4)
+    assert (
+        f"\n  a constant noise multiplier of {found['equal_constant']:.4f} would cost as much\n"
+        in run(*arguments).stdout
+    )
+    assert answer("account", "-s", repr(found["equal_constant"]), *CURRICULUM)["epsilon"] <= found["epsilon"]
+    constant = ("account", "-s", 1.38, *CURRICULUM)
+    assert answer(*constant)["equal_constant"] == 1.38
+    assert "would cost" not in run(*constant).stdout
+
+
+def test_calibrate_says_which_constant_costs_as_much():
+    arguments = ("-q", 0.05, "--epochs", 4, "--schedule", "table:3,1,2")
+    words = run("calibrate", "-e", 2, *arguments).stdout
+    found = answer("calibrate", "-e", 2, *arguments)
+    assert f"a constant noise multiplier of {found['equal_constant']:.4f} would cost as much" in words
+    assert answer("account", "-s", repr(found["equal_constant"]), *arguments[:4])["epsilon"] <= found["epsilon"]
+    constant = answer("calibrate", "-e", 2, *arguments[:4])
+    assert constant["equal_constant"] == constant["noise_multiplier"]
+
+
+def test_several_schedules_are_a_line_each_and_one_object_with_a_list():
+    names = ["quadratic:5:1", "table:5,4,3,2,1", "linear:3:0"]
+    arguments = ("account", *(word for name in names for word in ("--schedule", name)), *CURRICULUM)
+    lines = run(*arguments).stdout.splitlines()
+    assert [line.partition(": ")[0] for line in lines] == names
+    assert "epsilon 1.32" in lines[0]
+    assert "as much" in lines[1]
+    assert "epsilon none" in lines[2]
+    found = answer(*arguments)["accounts"]
+    assert [account["epsilon"] for account in found] == [
+        answer("account", "--schedule", name, *CURRICULUM)["epsilon"] for name in names
+    ]
+    assert found[2]["epsilon"] is None
+
+
+def test_account_draws_and_prints_together(tmp_path):
+    shared = ("-q", 0.1, "--epochs", 4, "--accountant", "rdp", "--plot")
+    found = answer("account", "--schedule", "quadratic:5:2", *shared, tmp_path / "noise.png")
+    assert found["epsilon"] > 0
+    assert (tmp_path / "noise.png").read_bytes().startswith(b"\x89PNG")
+    run("account", "-s", 1.5, *shared, tmp_path / "noise.svg")
+    assert "<svg" in (tmp_path / "noise.svg").read_text()
+
+
+@pytest.mark.parametrize(("name", "says"), [("noise.jpeg", "ends in .png or .svg"), ("none/noise.png", "no folder")])
+def test_a_picture_that_cannot_be_written_is_refused_before_anything_is_computed(tmp_path, name, says):
+    with pytest.raises(UserError, match=says) as refusal:
+        run("account", "-s", 1, "-q", 0.1, "--steps", 10**7, "--plot", tmp_path / name)
+    assert "\n" not in str(refusal.value)
+
+
+def test_groups_of_a_schedule_are_compared_with_a_constant_at_one_norm():
+    shared = ("-q", 0.1, "--epochs", 4, "--accountant", "rdp")
+    found = answer("account", "--schedule", "table:8,4", "--groups", 4, *shared)
+    assert found["equal_constant"] == answer("account", "--schedule", "table:4,2", *shared)["equal_constant"]
+    assert (
+        "clipped at one norm"
+        in run("account", "--schedule", "table:8,4", "--groups", 4, *shared).stdout.splitlines()[1]
+    )

@@ -22,6 +22,7 @@ LIGHT = [
     "curricula",
     "driven",
     "dice",
+    "spending",
 ]
 
 

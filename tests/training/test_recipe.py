@@ -283,3 +283,8 @@ def test_a_key_that_cannot_be_read_is_refused(change):
 def test_the_reference_loss_of_a_schedule_reaches_the_plan():
     noise = Recipe.load("digits", ["privacy.schedule=loss-driven:1:3:0.69"]).plan(1000).noise
     assert (noise.reference, noise.loss_bound) == (0.69, 1.38)
+
+
+def test_a_table_of_noise_reaches_the_plan_in_its_shape():
+    noise = Recipe.load("digits", ["privacy.schedule=table:4,1,2"]).plan(1000).noise
+    assert [value / noise.multipliers[1] for value in noise.multipliers] == pytest.approx([4, 1, 2])

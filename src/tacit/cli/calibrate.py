@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import typer
 
-from tacit.cli.shared import print_json, sample_rate_of, schedule_of, shown_epsilon, steps_of
+from tacit.cli.shared import equal_words, print_json, sample_rate_of, schedule_of, shown_epsilon, steps_of
 
 
 def command(
@@ -16,7 +18,10 @@ def command(
     steps: int | None = typer.Option(None, "--steps", "-t", help="Number of steps."),
     epochs: float | None = typer.Option(None, "--epochs", help="Passes over the data, instead of --steps."),
     schedule: str | None = typer.Option(
-        None, "--schedule", metavar="KIND:FROM:TO", help="Keep the shape of this noise schedule and scale it."
+        None,
+        "--schedule",
+        metavar="KIND:FROM:TO",
+        help="Keep the shape of this noise schedule and scale it, as in `tacit account`.",
     ),
     as_json: bool = typer.Option(False, "--json", help="Print one JSON object."),
 ) -> None:
@@ -28,6 +33,7 @@ def command(
     """
     from tacit.privacy.plan import PrivacyPlan
     from tacit.privacy.schedules import Constant
+    from tacit.privacy.spending import equal_constant
 
     rate = sample_rate_of(sample_rate)
     count = steps_of(steps, epochs, rate)
@@ -36,6 +42,7 @@ def command(
     plan = plan.calibrated(epsilon=epsilon, delta=delta)
     reached = plan.epsilon(delta)
     constant = plan.noise.noise_multiplier if isinstance(plan.noise, Constant) else None
+    equal = equal_constant(plan, delta) if constant is None else constant
     if as_json:
         print_json(
             {
@@ -43,20 +50,23 @@ def command(
                 "delta": delta,
                 "noise_multiplier": constant,
                 "schedule": plan.noise.to_dict(),
+                "equal_constant": equal,
                 "sample_rate": rate,
                 "steps": plan.steps,
             }
         )
     else:
-        found = (
-            f"noise multiplier {constant:.5f}"
-            if constant is not None
-            else "noise schedule "
-            + ", ".join(
-                f"{key} {value:.5g}" if isinstance(value, float) else f"{key} {value}"
-                for key, value in list(plan.noise.to_dict().items())[1:]
-            )
-        )
+        fields = list(plan.noise.to_dict().items())[1:]
+        words = ", ".join(f"{key} {_shown(value)}" for key, value in fields)
+        found = f"noise schedule {words}" if constant is None else f"noise multiplier {constant:.5f}"
         typer.echo(
             f"{found} gives epsilon {shown_epsilon(reached)} at delta {delta:g} ({plan.steps} steps, q = {rate:.6g})"
         )
+        if constant is None:
+            typer.echo(f"  {equal_words(equal)}")
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
+    return f"{value:.5g}" if isinstance(value, float) else str(value)

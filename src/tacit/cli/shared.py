@@ -80,6 +80,15 @@ def shown_epsilon(epsilon: float | None) -> str:
     return f"{up:.4f}" if unit == 1e-4 else f"{up:.3g}"
 
 
+def equal_words(constant: float) -> str:
+    """What is said of the constant of equal epsilon.
+
+    >>> equal_words(1.3806)
+    'a constant noise multiplier of 1.3806 would cost as much'
+    """
+    return f"a constant noise multiplier of {constant:.4f} would cost as much"
+
+
 def data_changes(dataset: str | None, data_dir: Path | None) -> list[str]:
     """Changes of a recipe that say where the data lie; a path is made absolute, so that it holds in every folder.
 
@@ -97,8 +106,12 @@ def data_changes(dataset: str | None, data_dir: Path | None) -> list[str]:
 
 def print_json(value: dict[str, Any]) -> None:
     """One JSON object; what is infinite is null."""
-    typer.echo(json.dumps({key: _finite(item) for key, item in value.items()}))
+    typer.echo(json.dumps(_finite(value)))
 
 
 def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from tacit.privacy.randomness import Randomness
     from tacit.privacy.sampling import PoissonSampler
     from tacit.privacy.schedules import Constant, Linear, NoiseSchedule
+    from tacit.privacy.spending import epsilon_along, equal_constant
     from tacit.privacy.statistics import BoundedSum
     from tacit.privacy.validation import UserError
 
@@ -56,8 +57,10 @@ _HOMES = {
     "dice_epsilon_that_holds": "dice",
     "dice_noise": "dice",
     "effective_multiplier": "clipping",
+    "epsilon_along": "spending",
     "epsilon_of": "accounting",
     "epsilon_of_all": "accounting",
+    "equal_constant": "spending",
     "read_ledger": "ledger",
     "verify": "certificate",
 }
@@ -92,8 +95,10 @@ __all__ = [
     "dice_epsilon_that_holds",
     "dice_noise",
     "effective_multiplier",
+    "epsilon_along",
     "epsilon_of",
     "epsilon_of_all",
+    "equal_constant",
     "read_ledger",
     "verify",
 ]

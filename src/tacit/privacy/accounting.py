@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import lru_cache
+from itertools import takewhile
 from typing import Any
 
 from tacit.privacy.validation import (
@@ -154,6 +155,54 @@ def _epsilon_of(
     # Both bounds hold, so the smaller one does; RDP is the smaller one only at extremes, where the grid tells.
     grid = _interval(rough, smallest) * (_COARSE if coarse or len(sigmas) > _MOST_FINE_LEVELS else 1)
     return min(rough, _by_pld(event, delta, grid))
+
+
+def epsilons_along(
+    sample_rate: float,
+    parts: Sequence[Levels],
+    delta: float,
+    *,
+    whole: Sequence[float] = (),
+    accountant: str = "pld",
+) -> list[float]:
+    """The epsilon after each of the parts of a run, one after the other, of which each adds to those before it.
+
+    All are accounted on one coarse grid, a part at a time, so that a whole curve costs little more than its end.
+
+    *Guarantee.* Upper bounds, as in `epsilon_of`; each part is rounded down to two levels first, which can only raise them. From
+    a part on in which there is (almost) no noise they are infinite.
+
+    >>> [round(epsilon, 2) for epsilon in epsilons_along(0.01, [[(2.0, 500)], [(1.0, 500)]], 1e-5)]
+    [0.43, 1.4]
+    """
+    from dp_accounting import pld, rdp
+
+    check_choice("accountant", accountant, ACCOUNTANTS)
+    check_delta(delta)
+    noisy = []
+    for levels in takewhile(lambda levels: min(sigma for sigma, _ in levels) >= _NO_NOISE, parts):
+        capped = [(min(sigma, _LARGEST_MULTIPLIER), count) for sigma, count in levels]
+        noisy.append((check_probability("sample_rate", sample_rate), rounded_down(capped, 2)))
+    if not noisy or min(whole, default=math.inf) < _NO_NOISE:
+        return [math.inf] * len(parts)
+    smallest = min([*(sigma for _, levels in noisy for sigma, _ in levels), *whole])
+    rough = _by_rdp(_composed(noisy, whole), delta, _ROUGH_ORDERS)
+    by_rdp = accountant == "rdp" or delta < _SMALLEST_PLD_DELTA or smallest < _SMALLEST_PLD_MULTIPLIER
+    by_rdp = by_rdp or rough > _LARGEST_PLD_EPSILON
+    losses = None if by_rdp else pld.PLDAccountant(value_discretization_interval=_COARSE * _interval(rough, smallest))
+    moments, releases = rdp.RdpAccountant(None if by_rdp else _ROUGH_ORDERS), 0
+    found: list[float] = []
+    for place, part in enumerate(noisy):
+        event = _composed([part], whole if place == 0 else ())
+        releases += sum(level.count for level in event.events)
+        try:
+            with _without_warnings():
+                moments.compose(event)
+            bound = float(rdp.compute_epsilon(moments.orders, moments.rdp + _RDP_ERROR * releases, delta)[0])
+        except OverflowError:
+            break
+        found.append(bound if losses is None else min(bound, float(losses.compose(event).get_epsilon(delta))))
+    return found + [math.inf] * (len(parts) - len(found))
 
 
 def rdp_of(sample_rate: float, levels: Levels, order: float) -> float:

@@ -119,8 +119,8 @@ def schedule_from_dict(description: dict[str, Any]) -> NoiseSchedule:
 
 
 def schedule_from_text(text: str, epochs: float | None = None) -> NoiseSchedule:
-    """The schedule of a command line: `constant:SIGMA`, `linear:FROM:TO`, a curriculum such as `exponential:FROM:TO[:EPOCHS]`, or
-    `loss-driven:FROM:TO[:REFERENCE]`.
+    """The schedule of a command line: `constant:SIGMA`, `linear:FROM:TO`, a curriculum such as `exponential:FROM:TO[:EPOCHS]`,
+    `loss-driven:FROM:TO[:REFERENCE]`; or a table of one's own, `table:SIGMA,SIGMA,...`, each for an equal part of the steps.
 
     A curriculum has one level an epoch, of which there are as many as the run has if they are left out; without them, a line goes
     step by step. The third number of the last is its reference loss (ln 10 if left out), at which and above which the noise is
@@ -130,19 +130,29 @@ def schedule_from_text(text: str, epochs: float | None = None) -> NoiseSchedule:
     Linear(first=5.0, last=1.0)
     >>> schedule_from_text("exponential:5:1", epochs=20)
     Curriculum(shape='exponential', first=5.0, last=1.0, epochs=20, smooth=False)
+    >>> schedule_from_text("table:5,2,1")
+    Table(multipliers=(5.0, 2.0, 1.0))
     >>> schedule = schedule_from_text("loss-driven:1:3:0.69")
     >>> schedule.reference, schedule.loss_bound
     (0.69, 1.38)
     """
-    kind, *numbers = text.split(":")
-    form = {"constant": "SIGMA", **dict.fromkeys(SHAPES, "FROM:TO[:EPOCHS]"), "loss-driven": "FROM:TO[:REFERENCE]"}
+    kind, _, numbers = text.partition(":")
+    form = {
+        "constant": "SIGMA",
+        "table": "SIGMA,SIGMA,...",
+        **dict.fromkeys(SHAPES, "FROM:TO[:EPOCHS]"),
+        "loss-driven": "FROM:TO[:REFERENCE]",
+    }
     check_choice("noise schedule", kind, form)
     try:
-        values = [float(number) for number in numbers]
+        values = [float(number) for number in numbers.split("," if kind == "table" else ":")]
     except ValueError:
         values = []
-    if len(values) not in ((1,) if kind == "constant" else (2, 3)):
+    lengths = {"constant": range(1, 2), "table": range(1, len(values) + 1)}.get(kind, range(2, 4))
+    if len(values) not in lengths:
         raise UserError(f"a {kind} noise schedule is written {kind}:{form[kind]}, not {text!r}")
+    if kind == "table":
+        return Table(tuple(values))
     if kind in SHAPES and (kind != "linear" or len(values) == 3):
         given = values[2] if len(values) == 3 else epochs
         if given is None or (len(values) == 3 and not (given >= 1 and given.is_integer())):

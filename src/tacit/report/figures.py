@@ -9,12 +9,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from tacit.report.drawing import COLOURS as _COLOURS
+from tacit.report.drawing import new_figure as _figure
+from tacit.report.drawing import save_figure
 from tacit.report.tables import by_variant, log_points
 from tacit.studies.statistics import fitted
 from tacit.studies.study import Study
 from tacit.training.diagnostics import BINS
-
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # told apart by everybody
 
 
 def all_figures(
@@ -317,20 +318,9 @@ def _drawn(title: str, curves: dict[str, Any], printed: dict[str, Any], stem: Pa
     return _saved(figure, stem)
 
 
-def _figure(rows: int, columns: int, size: tuple[float, float]) -> tuple[Any, Any]:
-    """A figure and its grid of axes, without pyplot, which would choose a backend for the whole process."""
-    # Imported here: it takes a second, and tables do not need it.
-    from matplotlib import rcParams
-    from matplotlib.figure import Figure
-
-    rcParams["svg.hashsalt"] = "tacit"  # the same picture is the same file
-    figure = Figure(figsize=size, layout="constrained")
-    return figure, figure.subplots(rows, columns, squeeze=False)
-
-
 def _saved(figure: Any, stem: Path) -> list[Path]:
     stem.parent.mkdir(parents=True, exist_ok=True)
     made = [stem.with_name(f"{stem.name}.{ending}") for ending in ("png", "svg")]
     for path in made:
-        figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
+        save_figure(figure, path)
     return made

@@ -142,7 +142,8 @@ class PrivacySection(Section):
         default=None,
         description="How the noise multiplier goes, scaled as a whole if epsilon is given: constant:SIGMA; linear:FROM:TO, "
         "step by step; exponential, piecewise, quadratic or logarithmic:FROM:TO, or linear:FROM:TO:EPOCHS, one "
-        "level an epoch; or loss-driven:FROM:TO:REFERENCE, which follows the released loss from FROM, at the "
+        "level an epoch; table:SIGMA,SIGMA,..., each for an equal part of the steps; or "
+        "loss-driven:FROM:TO:REFERENCE, which follows the released loss from FROM, at the "
         "reference loss and above, to TO at a loss of 0. REFERENCE may be left out: it is ln 10, the loss of a "
         "guess among ten classes. Each example's loss is cut at twice that.",
     )
