@@ -1,4 +1,4 @@
-"""What makes private models accurate: activations, losses, optimizers, averages and augmentation (more to come: curricula)."""
+"""What makes private models accurate: activations, losses, optimizers, averages, augmentation and sample curricula."""
 
 from tacit.learning.activations import ACTIVATIONS, TemperedSigmoid, activation_of
 from tacit.learning.augmentation import (
@@ -13,6 +13,7 @@ from tacit.learning.augmentation import (
 )
 from tacit.learning.augmix import AugMix
 from tacit.learning.averaging import AVERAGINGS, AveragedWeights, Averaging, Exponential, Tail, make_averaging
+from tacit.learning.curricula import CURRICULA, SampleCurriculum
 from tacit.learning.losses import (
     LOSSES,
     Focal,
@@ -30,6 +31,7 @@ __all__ = [
     "ACTIVATIONS",
     "AUGMENTATIONS",
     "AVERAGINGS",
+    "CURRICULA",
     "LOSSES",
     "PRIVATE_OPTIMIZERS",
     "AugMix",
@@ -46,6 +48,7 @@ __all__ = [
     "MeanOverViews",
     "PrivateAdam",
     "PrivateRMSprop",
+    "SampleCurriculum",
     "Tail",
     "TailoredLoss",
     "TemperedLogistic",

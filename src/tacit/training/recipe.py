@@ -26,6 +26,7 @@ from tacit.training.changes import changed
 from tacit.training.sections import (
     AugmentationSection,
     AveragingSection,
+    CurriculumSection,
     DataSection,
     LearningRateSection,
     LossSection,
@@ -43,6 +44,7 @@ from tacit.training.sections import (
 __all__ = [
     "AugmentationSection",
     "AveragingSection",
+    "CurriculumSection",
     "DataSection",
     "LearningRateSection",
     "LossSection",
@@ -90,6 +92,7 @@ class Recipe(Section):
     learning_rate_schedule: LearningRateSection = LearningRateSection()
     averaging: AveragingSection = AveragingSection()
     augmentation: AugmentationSection = AugmentationSection()
+    curriculum: CurriculumSection = CurriculumSection()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -205,6 +208,7 @@ class Recipe(Section):
             "privacy.schedule": privacy.schedule is not None,
             "privacy.noise_multiplier": privacy.noise_multiplier is not None,
             "augmentation.names": bool(self.augmentation.names),
+            "curriculum.name": self.curriculum.name is not None,
             "diagnostics": self.diagnostics is not None,
             'model.normalization = "standard"': self.model.normalization == "standard",
         }
