@@ -157,7 +157,7 @@ def build_curriculum(section: CurriculumSection) -> SampleCurriculum | None:
     """The recipe's sample curriculum, if it names one.
 
     >>> build_curriculum(CurriculumSection(name="linear", epochs=3)).threshold(1.5)
-    4.5
+    3.5
     """
     return None if section.name is None else SampleCurriculum(**section.model_dump(exclude_none=True))
 

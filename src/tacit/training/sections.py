@@ -313,17 +313,18 @@ class CurriculumSection(Section):
     )
     first: Number | None = Field(
         default=None,
-        description="The first threshold. If left out, 3 (for hard first 1) by the network, 2 by a logistic regression: for ten "
-        "classes, in which a guess has a loss of 2.3.",
+        description="The first threshold. If left out, 3 by the network, 1.5 by a logistic regression, and 1 for hard first: for "
+        "ten classes, where a guess has a loss of 2.3. By the network, keep it above that: an untrained one disfavours whole "
+        "classes.",
     )
     last: Number | None = Field(
         default=None,
-        description="Of linear: the threshold at the end of its epochs. If left out, 6 (for hard first 0.1) by the network, 3 "
-        "(for hard first 1) by a logistic regression.",
+        description="Of linear: the threshold at the end of its epochs. If left out, 4 (for hard first 0.1) by the network, 3 "
+        "(for hard first 0.3) by a logistic regression.",
     )
     growth: Number | None = Field(
         default=None,
-        description="Of self-paced: the factor of the threshold from epoch to epoch. If left out, 1.2, or 0.8 for hard first.",
+        description="Of self-paced: the factor of the threshold from epoch to epoch. If left out, 1.1, or 0.8 for hard first.",
     )
     epochs: Number | None = Field(
         default=None,
@@ -335,7 +336,7 @@ class CurriculumSection(Section):
     )
     logistic_learning_rate: Number | None = Field(
         default=None,
-        description="Of difficulty logistic: its learning rate, for gradients measured in clipping norms. If left out, 0.5.",
+        description="Of difficulty logistic: its learning rate, for gradients measured in clipping norms. If left out, 2.",
     )
 
     @model_validator(mode="after")
