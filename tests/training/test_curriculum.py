@@ -326,7 +326,7 @@ def test_a_regression_is_trained_by_every_clipping_that_names_no_parameters(clip
 def test_groups_by_name_and_a_regression_that_takes_all_steps_are_refused():
     groups = Grouped((("0.*",), ("2.*",)), (1.0, 1.0))
     for clipping in (groups, Automatic(groups)):
-        with pytest.raises(UserError, match="leave privacy.groups out"):
+        with pytest.raises(UserError, match="leave privacy\\.groups out"):
             trainer_of(plan_of(clipping=clipping), curriculum=LOGISTIC)
         trainer_of(plan_of(clipping=clipping), curriculum=EASY).fit(blobs())
     with pytest.raises(UserError, match="4 of the plan's 4 steps"):
@@ -464,3 +464,14 @@ def test_a_recipe_that_cannot_be_meant_is_told_before_anything_is_spent(tmp_path
     with pytest.raises(UserError, match=f"(?i){says}"):
         train(Recipe.load("digits", changes), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_the_command_line_does_not_promise_an_epsilon_for_a_sorted_pass(tmp_path, capsys):
+    from tacit.cli.train import _conclude, _noise
+
+    for name, promised in ((SORTED, False), ("linear", True)):
+        recipe = Recipe.load("digits", [f"curriculum.name={name}", "privacy.epochs=1"])
+        run = train(recipe, tmp_path / name)
+        assert ("no epsilon holds" in _noise(recipe, run.plan)) is not promised
+        _conclude(run, as_json=False)
+        assert ("epsilon        none" in capsys.readouterr().out) is not promised

@@ -182,6 +182,8 @@ def curve_of(
     >>> plan = PrivacyPlan(sample_rate=0.01, steps=200, noise=Constant(1.5))
     >>> curve_of(plan, 1e-5, [{"epoch": 1.0, "step": 100, "test_accuracy": 0.9, "seconds": 3.0}])
     [{'epoch': 1.0, 'step': 100, 'test_accuracy': 0.9, 'epsilon': 0.2922}]
+    >>> curve_of(plan, 1e-5, [{"epoch": 1.0, "step": 100}], holds=False)
+    [{'epoch': 1.0, 'step': 100, 'epsilon': None}]
     """
     found = []
     for row in metrics:
