@@ -21,7 +21,7 @@ from tacit.privacy import (
     epsilon_of,
     verify,
 )
-from tacit.privacy.ledger import canonical, read_ledger
+from tacit.privacy.ledger import SORTED, canonical, read_ledger
 
 PLAN = PrivacyPlan(sample_rate=0.1, steps=3, clipping=Flat(1.0), noise=Linear(4.0, 2.0), expected_batch_size=4)
 
@@ -143,6 +143,20 @@ def test_without_noise_no_epsilon_is_claimed():
     assert found["epsilon"] is found["epsilon_rdp"] is None
     assert found["statement"].startswith("No differential privacy holds")
     json.dumps(found, allow_nan=False)
+
+
+def test_of_batches_from_a_sorted_pass_no_epsilon_is_claimed_however_much_noise_there_is():
+    mixed = Ledger.in_memory(PLAN, delta=1e-5)
+    mixed.record_release(noise_multiplier=4.0, sample_rate=0.1, sampled_by="tacit")
+    mixed.record_release(noise_multiplier=4.0, sample_rate=0.1, sampled_by=SORTED)
+    for entries in (mixed.entries, entries_of(change={"sampled_by": SORTED})):
+        found = certificate_of(entries)
+        assert found["epsilon"] is found["epsilon_rdp"] is None
+        assert found["valid_for_release"] is False
+        assert [reason.partition(":")[0] for reason in found["void_because"]] == ["no epsilon holds"]
+        assert "(almost) no noise" not in found["statement"] + found["void_because"][0]
+        assert found["statement"].startswith("No differential privacy holds for this model: batches were taken")
+        assert "poisson" not in found["sampling"]["kind"]
 
 
 def caveats(**given):

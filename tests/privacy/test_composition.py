@@ -20,6 +20,7 @@ from tacit.privacy import (
     epsilon_of_all,
 )
 from tacit.privacy.certificate import rounded_up
+from tacit.privacy.ledger import SORTED
 
 
 def plan_of(sample_rate=0.1, steps=4, noise=2.0, **changes):
@@ -33,7 +34,7 @@ def plan_of(sample_rate=0.1, steps=4, noise=2.0, **changes):
 def run_of(tmp_path):
     """Makes finished run directories, as far as their guarantee goes."""
 
-    def made(name, plan=None, delta=1e-5, reproducible=False, disclosed=None, **facts):
+    def made(name, plan=None, delta=1e-5, reproducible=False, disclosed=None, sampled_by="tacit", **facts):
         plan, run = plan or plan_of(), tmp_path / name
         run.mkdir()
         ledger = Ledger.create(run / "ledger.jsonl", plan, delta=delta, reproducible=reproducible, **facts)
@@ -43,7 +44,7 @@ def run_of(tmp_path):
             ledger.record_whole_release(noise_multiplier=sigma, what="the statistics")
         for step in range(plan.steps):
             ledger.record_release(
-                noise_multiplier=plan.noise_multiplier(step), sample_rate=plan.sample_rate, sampled_by="tacit"
+                noise_multiplier=plan.noise_multiplier(step), sample_rate=plan.sample_rate, sampled_by=sampled_by
             )
         ledger.close()
         (run / "certificate.json").write_text(json.dumps(certificate_of(ledger.entries)))
@@ -59,6 +60,13 @@ def test_one_run_alone_costs_what_its_own_certificate_says(run_of):
     assert (found["epsilon"], found["epsilon_rdp"], found["delta"]) == (own["epsilon"], own["epsilon_rdp"], 1e-5)
     assert (found["releases"], found["whole_releases"], found["valid_for_release"]) == (2, 1, True)
     assert "All 3 releases of 1 run together" in found["statement"]
+
+
+def test_with_a_run_of_which_no_epsilon_holds_none_holds_of_all(run_of):
+    found = composed_certificate([run_of("a"), run_of("b", sampled_by=SORTED)])
+    assert found["epsilon"] is found["epsilon_rdp"] is None
+    assert found["valid_for_release"] is False
+    assert "sorted" in found["statement"]
 
 
 def test_two_runs_of_one_plan_cost_as_much_as_one_of_twice_the_length(run_of):

@@ -188,7 +188,7 @@ def _named() -> dict[str, dict[str, dict[str, str]]]:
     """By section: what its keys can name, and the options of each."""
     import torch
 
-    from tacit.learning import ACTIVATIONS, AUGMENTATIONS, AVERAGINGS, LOSSES, PRIVATE_OPTIMIZERS
+    from tacit.learning import ACTIVATIONS, AUGMENTATIONS, AVERAGINGS, CURRICULA, LOSSES, PRIVATE_OPTIMIZERS
     from tacit.models import MODELS
 
     schedulers = torch.optim.lr_scheduler
@@ -205,6 +205,7 @@ def _named() -> dict[str, dict[str, dict[str, str]]]:
         "learning_rate_schedule": {"Schedules": _with_options(schedules)},
         "averaging": {"Averagings": _with_options(AVERAGINGS)},
         "augmentation": {"Augmentations": _with_options(AUGMENTATIONS)},
+        "curriculum": {"Curricula": dict.fromkeys(CURRICULA, "")},
     }
 
 

@@ -157,11 +157,14 @@ def _announce(recipe: Recipe, plan: PrivacyPlan, split: Split, directory: Path) 
 def _noise(recipe: Recipe, plan: PrivacyPlan) -> str:
     """How much noise there is, and for what."""
     from tacit.privacy.driven import LossDriven
+    from tacit.privacy.ledger import SORTED
 
     wanted, delta = recipe.privacy.epsilon, recipe.privacy.delta
     target = "" if wanted is None else f" for epsilon {wanted:g} at delta {delta:g}"
     if recipe.privacy.error_noise == "theorem":
         target += f" by the authors' formula; epsilon {shown_epsilon(plan.epsilon(delta))} holds"
+    if recipe.curriculum.name == SORTED:
+        target += ", if batches were sampled; but they come from a sorted pass: no epsilon holds"
     if isinstance(plan.noise, LossDriven):
         return (
             f"noise multiplier from {plan.noise.smallest:.4g} to {plan.noise.largest:.4g} as the released loss falls{target}; "

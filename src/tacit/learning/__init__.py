@@ -1,4 +1,4 @@
-"""What makes private models accurate: activations, losses, optimizers, weight decay, averages and augmentation."""
+"""What makes private models accurate: activations, losses, optimizers, weight decay, averages, augmentation, sample curricula."""
 
 from tacit.learning.activations import ACTIVATIONS, TemperedSigmoid, activation_of
 from tacit.learning.augmentation import (
@@ -13,6 +13,7 @@ from tacit.learning.augmentation import (
 )
 from tacit.learning.augmix import AugMix
 from tacit.learning.averaging import AVERAGINGS, AveragedWeights, Averaging, Exponential, Tail, make_averaging
+from tacit.learning.curricula import CURRICULA, SampleCurriculum
 from tacit.learning.losses import (
     LOSSES,
     Focal,
@@ -31,6 +32,7 @@ __all__ = [
     "ACTIVATIONS",
     "AUGMENTATIONS",
     "AVERAGINGS",
+    "CURRICULA",
     "LOSSES",
     "PRIVATE_OPTIMIZERS",
     "AugMix",
@@ -47,6 +49,7 @@ __all__ = [
     "MeanOverViews",
     "PrivateAdam",
     "PrivateRMSprop",
+    "SampleCurriculum",
     "Tail",
     "TailoredLoss",
     "TemperedLogistic",

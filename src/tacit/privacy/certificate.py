@@ -13,7 +13,7 @@ from typing import Any
 from tacit.privacy.accounting import Levels
 from tacit.privacy.beside import LOSS, WITHIN, Adaptive
 from tacit.privacy.driven import LossDriven
-from tacit.privacy.ledger import Entry, canonical, read_ledger, released_levels, whole_levels
+from tacit.privacy.ledger import SORTED, Entry, canonical, read_ledger, released_levels, unsampled, whole_levels
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError
 
@@ -23,6 +23,12 @@ HELD_OUT = "accuracies are exact figures of held-out examples, which this guaran
 ONE_RUN = (
     "only the releases of this run's ledger are counted: the initial weights are taken as public, and other runs on the same "
     "examples add to what is spent"
+)
+
+NO_NOISE = "at least one release had (almost) no noise"
+SORTED_PASS = (
+    "batches were taken in turn from the examples sorted by a model that learned from them without noise, so that one more "
+    "example changes every later batch"
 )
 
 _BESIDE = {
@@ -37,9 +43,10 @@ _UNITS = 1_000_000
 def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
     """The certificate of a ledger's entries: a deterministic function of them.
 
-    *Guarantee.* epsilon is at least that of every release in the ledger, made or only announced, whatever the plan had been; each
-    caveat that the ledger gives reason for is listed; `valid_for_release` is true only if the noise came from the operating
-    system's randomness, every batch from the plan's sampler, and nothing else computed from the training data was disclosed.
+    *Guarantee.* epsilon is at least that of every release in the ledger, made or only announced, whatever the plan had been, and
+    None, for infinity, if one of them was of a batch from a sorted pass; each caveat that the ledger gives reason for is listed;
+    `valid_for_release` is true only if the noise came from the operating system's randomness, every batch from the plan's
+    sampler, and nothing else computed from the training data was disclosed.
 
     >>> from tacit.privacy import Ledger, PrivacyPlan
     >>> ledger = Ledger.in_memory(PrivacyPlan(sample_rate=0.1, steps=10), delta=1e-5)
@@ -57,20 +64,22 @@ def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
         )
     levels, whole = released_levels(releases), whole_levels(entries)
     _check_filter(plan, levels)
-    epsilon = plan.epsilon_after(levels, delta, whole=whole)
+    sampled = not unsampled(entries)
+    epsilon = plan.epsilon_after(levels, delta, whole=whole) if sampled else math.inf
+    epsilon_rdp = plan.epsilon_after(levels, delta, whole=whole, accountant="rdp") if sampled else math.inf
     void, caveats = caveats_of(entries, delta)
-    if not math.isfinite(epsilon):
-        void.append("no epsilon holds: at least one release had (almost) no noise")
+    if sampled and not math.isfinite(epsilon):
+        void.append(f"no epsilon holds: {NO_NOISE}")
     models = [entry["sha256"] for entry in entries if entry["kind"] == "model"]
     content: dict[str, Any] = {
         "format": FORMAT,
         "statement": statement_of(rounded_up(epsilon), delta, f"{len(releases) + len(whole)} releases", void),
         "epsilon": rounded_up(epsilon),
         "delta": delta,
-        "epsilon_rdp": rounded_up(plan.epsilon_after(levels, delta, whole=whole, accountant="rdp")),
+        "epsilon_rdp": rounded_up(epsilon_rdp),
         "accountant": _accountant(plan),
         "neighbouring_relation": NEIGHBOURS,
-        "sampling": _sampling(plan),
+        "sampling": _sampling(plan) if sampled else {"kind": "none: the same order of the examples in every pass"},
         "clipping": _clipping(plan),
         "noise": _noise(plan, levels),
         "releases": len(releases),
@@ -212,7 +221,7 @@ def sha256_of(path: Path) -> str:
 def caveats_of(entries: Sequence[Entry], delta: float) -> tuple[list[str], list[str]]:
     """What voids a certificate of these entries, at this delta, for release, and what its reader must know.
 
-    *Guarantee.* Every reason that the ledger gives is among them, but that no epsilon holds, which the accountant finds.
+    *Guarantee.* Every reason that the ledger gives is among them, but that there is no noise, which the accountant finds.
 
     >>> from tacit.privacy import Ledger, PrivacyPlan
     >>> ledger = Ledger.in_memory(PrivacyPlan(sample_rate=0.1, steps=10), delta=1e-5, reproducible=True)
@@ -224,7 +233,9 @@ def caveats_of(entries: Sequence[Entry], delta: float) -> tuple[list[str], list[
     void, caveats = [], []
     if facts.get("reproducible") or any(entry.get("reproducible") for entry in entries):
         void.append("the noise came from a known seed: whoever knows it can subtract the noise")
-    if any(entry["sampled_by"] != "tacit" for entry in releases):
+    if unsampled(releases):
+        void.append(f"no epsilon holds: {SORTED_PASS}")
+    if any(entry["sampled_by"] not in ("tacit", SORTED) for entry in releases):
         void.append(
             "some batches were chosen by the caller: epsilon holds only if by Poisson sampling at the stated rate"
         )
@@ -279,7 +290,8 @@ def statement_of(epsilon: float | None, delta: float, releases: str, void: Seque
     'All 3 releases together, and whatever is computed from th'
     """
     if epsilon is None:
-        return "No differential privacy holds for this model: at least one release had (almost) no noise."
+        reason = SORTED_PASS if any(SORTED_PASS in reason for reason in void) else NO_NOISE
+        return f"No differential privacy holds for this model: {reason}."
     condition = f"Not valid for release ({'; '.join(void)}). But for that: all" if void else "All"
     return (
         f"{condition} {releases} together, and whatever is computed from them, are ({epsilon}, {delta:g})-"

@@ -10,7 +10,7 @@ from typing import Any
 
 from tacit.privacy.accounting import epsilon_of_all
 from tacit.privacy.certificate import NEIGHBOURS, ONE_RUN, caveats_of, is_filtered, rounded_up, statement_of, verify
-from tacit.privacy.ledger import Entry, read_ledger, released_levels, whole_levels
+from tacit.privacy.ledger import Entry, read_ledger, released_levels, unsampled, whole_levels
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError, check_delta
 
@@ -84,7 +84,9 @@ def composed_certificate(
 
 def _epsilon(ledgers: Sequence[Sequence[Entry]], delta: float, accountant: str) -> float:
     """Of all runs whose noise was fixed beforehand as one composition; a run under a filter of its own is added by its epsilon,
-    and each part has its share of delta: basic composition."""
+    and each part has its share of delta: basic composition. With a run of which none holds, none holds of all."""
+    if any(unsampled(entries) for entries in ledgers):
+        return math.inf
     fixed = [entries for entries in ledgers if not is_filtered(entries)]
     filtered = [entries for entries in ledgers if is_filtered(entries)]
     share = delta / (len(filtered) + bool(fixed))

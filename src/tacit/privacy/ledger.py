@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tacit.privacy.plan import PrivacyPlan
 
 FORMAT = "tacit-ledger/1"
+SORTED = "sorted-without-privacy"  # who chose a batch: not the sampler, but an order that was made from all examples
 _ORIGIN = "0" * 64
 _LONGEST_LINE = 1 << 20
 
@@ -380,3 +381,14 @@ def whole_levels(entries: Iterable[Entry]) -> list[float]:
     [8.0]
     """
     return [float(entry["noise_multiplier"]) for entry in entries if entry["kind"] == "whole-release"]
+
+
+def unsampled(entries: Iterable[Entry]) -> bool:
+    """Whether a release was made of a batch that was taken from the sorted examples, so that no epsilon holds at all.
+
+    *Guarantee.* False only if the plan's sampler, or the caller, chose every batch.
+
+    >>> unsampled([{"kind": "release", "sampled_by": "tacit"}]), unsampled([{"kind": "release", "sampled_by": SORTED}])
+    (False, True)
+    """
+    return any(entry["kind"] == "release" and entry["sampled_by"] == SORTED for entry in entries)

@@ -137,7 +137,7 @@ def run_task(
         "planned_releases": certificate["planned_releases"],
         "releases": certificate["releases"],
         "resumed": sum("resumed" in caveat for caveat in certificate["caveats"]),
-        "curve": curve_of(run.plan, recipe.privacy.delta, run.metrics),
+        "curve": curve_of(run.plan, recipe.privacy.delta, run.metrics, holds=certificate["epsilon"] is not None),
         "diagnostics": [
             {"epoch": row["epoch"], **_rounded(row["diagnostics"])} for row in run.metrics if "diagnostics" in row
         ],
@@ -172,18 +172,25 @@ def _rounded(value: Any) -> Any:
     return [_rounded(entry) for entry in value] if isinstance(value, list) else value
 
 
-def curve_of(plan: PrivacyPlan, delta: float, metrics: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What was measured, each time with the epsilon spent until then (a quick bound, which can only be a little too high).
+def curve_of(
+    plan: PrivacyPlan, delta: float, metrics: Sequence[Mapping[str, Any]], *, holds: bool = True
+) -> list[dict[str, Any]]:
+    """What was measured, each time with the epsilon spent until then (a quick bound, which can only be a little too high); with
+    none, where none `holds` of the run.
 
     >>> from tacit.privacy import Constant
     >>> plan = PrivacyPlan(sample_rate=0.01, steps=200, noise=Constant(1.5))
     >>> curve_of(plan, 1e-5, [{"epoch": 1.0, "step": 100, "test_accuracy": 0.9, "seconds": 3.0}])
     [{'epoch': 1.0, 'step': 100, 'test_accuracy': 0.9, 'epsilon': 0.2922}]
+    >>> curve_of(plan, 1e-5, [{"epoch": 1.0, "step": 100}], holds=False)
+    [{'epoch': 1.0, 'step': 100, 'epsilon': None}]
     """
     found = []
     for row in metrics:
         levels = Counter(plan.noise_multiplier(step) for step in range(row["step"]))
-        epsilon = plan.epsilon_after(sorted(levels.items()), delta, whole=plan.whole_releases, coarse=True)
+        epsilon = math.inf
+        if holds:
+            epsilon = plan.epsilon_after(sorted(levels.items()), delta, whole=plan.whole_releases, coarse=True)
         point = {key: row[key] for key in ("epoch", "step", "test_accuracy") if key in row}
         found.append({**point, "epsilon": round(epsilon, 4) if math.isfinite(epsilon) else None})
     return found

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from tacit.data import Dataset
-from tacit.learning import PRIVATE_OPTIMIZERS, Augmentation, activation_of, make_augmentation
+from tacit.learning import PRIVATE_OPTIMIZERS, Augmentation, SampleCurriculum, activation_of, make_augmentation
 from tacit.learning.augmentation import check_options
 from tacit.models import Pretrained, build, freeze, load_pretrained
 from tacit.models.folding import fold_norms
@@ -23,7 +23,13 @@ from tacit.models.standardize import Standardize
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError, check_choice, nearest
 from tacit.training.features import feature_map
-from tacit.training.recipe import AugmentationSection, LearningRateSection, ModelSection, OptimizerSection
+from tacit.training.recipe import (
+    AugmentationSection,
+    CurriculumSection,
+    LearningRateSection,
+    ModelSection,
+    OptimizerSection,
+)
 
 
 def build_model(section: ModelSection, input_shape: tuple[int, ...], classes: int) -> nn.Module:
@@ -147,12 +153,22 @@ def build_augmentation(section: AugmentationSection, data: Dataset) -> Augmentat
     return make_augmentation(section.names, data.mean, data.std, views=section.views, **options)
 
 
-def build_learning_rate_schedule(
-    section: LearningRateSection, optimizer: Optimizer, plan: PrivacyPlan
-) -> lr_scheduler.LRScheduler | None:
-    """Any schedule of torch.optim.lr_scheduler, stepped once a step; where it has a length, that is the plan's by default.
+def build_curriculum(section: CurriculumSection) -> SampleCurriculum | None:
+    """The recipe's sample curriculum, if it names one.
 
-    It is tried out on the plan's steps first, as what fails in the middle of a run has cost privacy by then.
+    >>> build_curriculum(CurriculumSection(name="linear", epochs=3)).threshold(1.5)
+    3.5
+    """
+    return None if section.name is None else SampleCurriculum(**section.model_dump(exclude_none=True))
+
+
+def build_learning_rate_schedule(
+    section: LearningRateSection, optimizer: Optimizer, plan: PrivacyPlan, before: int = 0
+) -> lr_scheduler.LRScheduler | None:
+    """Any schedule of torch.optim.lr_scheduler, stepped once a step; where it has a length, that is the plan's by default, less
+    the steps `before` the network's first.
+
+    It is tried out on these steps first, as what fails in the middle of a run has cost privacy by then.
 
     >>> optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=1.0)
     >>> plan = PrivacyPlan(sample_rate=0.1, steps=50)
@@ -161,6 +177,7 @@ def build_learning_rate_schedule(
     """
     if section.name is None:
         return None
+    steps = max(plan.steps - before, 1)
     kinds = {
         name: kind
         for name, kind in vars(lr_scheduler).items()
@@ -171,13 +188,13 @@ def build_learning_rate_schedule(
     known = inspect.signature(kinds[section.name]).parameters
     for length in ("T_max", "total_iters", "total_steps"):
         if length in known:
-            options.setdefault(length, plan.steps)
+            options.setdefault(length, steps)
     factors = [group.get("factor", 1.0) for group in optimizer.param_groups]
     for rate in ("base_lr", "max_lr"):  # set by the schedule where others scale what is there
         if isinstance(options.get(rate), int | float) and len(factors) > 1:
             options[rate] = [options[rate] * factor for factor in factors]
     make = partial(_made, kinds[section.name], section.name, "learning_rate_schedule", options)
-    _try_out(section.name, make, optimizer, plan.steps)
+    _try_out(section.name, make, optimizer, steps)
     schedule: lr_scheduler.LRScheduler = make(optimizer)
     return schedule
 

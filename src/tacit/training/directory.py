@@ -62,8 +62,8 @@ class RunDirectory:
             self.certify_again(ledger)
             ledger.close()
             raise UserError(
-                f"the run in {self.path} was started with another plan or other data, features or pre-trained weights; "
-                "start a new one elsewhere"
+                f"the run in {self.path} was started with another plan or other data, curriculum, features or pre-trained "
+                "weights; start a new one elsewhere"
             )
         return ledger
 

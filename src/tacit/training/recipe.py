@@ -26,6 +26,7 @@ from tacit.training.changes import changed
 from tacit.training.sections import (
     AugmentationSection,
     AveragingSection,
+    CurriculumSection,
     DataSection,
     LearningRateSection,
     LossSection,
@@ -44,6 +45,7 @@ from tacit.training.sections import (
 __all__ = [
     "AugmentationSection",
     "AveragingSection",
+    "CurriculumSection",
     "DataSection",
     "LearningRateSection",
     "LossSection",
@@ -93,6 +95,7 @@ class Recipe(Section):
     weight_decay: WeightDecaySection = WeightDecaySection()
     averaging: AveragingSection = AveragingSection()
     augmentation: AugmentationSection = AugmentationSection()
+    curriculum: CurriculumSection = CurriculumSection()
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -210,6 +213,7 @@ class Recipe(Section):
             "privacy.schedule": privacy.schedule is not None,
             "privacy.noise_multiplier": privacy.noise_multiplier is not None,
             "augmentation.names": bool(self.augmentation.names),
+            "curriculum.name": self.curriculum.name is not None,
             "diagnostics": self.diagnostics is not None,
             'model.normalization = "standard"': self.model.normalization == "standard",
         }

@@ -26,6 +26,7 @@ from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError
 from tacit.training.building import (
     build_augmentation,
+    build_curriculum,
     build_learning_rate_schedule,
     build_model,
     build_optimizer,
@@ -102,11 +103,13 @@ def train(
     plan = recipe.plan(len(split.train), sizes) if feedback is None else feedback.accounted()
     optimizer = build_optimizer(recipe.optimizer, model)
     averaging, augmentation = recipe.averaging, recipe.augmentation
+    curriculum = build_curriculum(recipe.curriculum)
+    before = 0 if curriculum is None else curriculum.logistic_steps(plan.sample_rate)
     common: dict[str, Any] = {
         "optimizer": optimizer,
         "loss": make_loss(recipe.loss.name, **(recipe.loss.model_extra or {})),
         "delta": recipe.privacy.delta,
-        "learning_rate_schedule": build_learning_rate_schedule(recipe.learning_rate_schedule, optimizer, plan),
+        "learning_rate_schedule": build_learning_rate_schedule(recipe.learning_rate_schedule, optimizer, plan, before),
         "averaging": None
         if averaging.name is None
         else make_averaging(averaging.name, **(averaging.model_extra or {})),
@@ -132,6 +135,7 @@ def train(
             model,
             plan=plan,
             augmentation=build_augmentation(augmentation, raw) if augmentation.names else None,
+            curriculum=curriculum,
             show_training_loss=show_training_loss,
             diagnostics=recipe.diagnostics or 0,
             standardize=next((layer for layer in model.modules() if isinstance(layer, Standardize)), None),

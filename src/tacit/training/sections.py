@@ -315,6 +315,64 @@ class AveragingSection(WithOptions):
     )
 
 
+class CurriculumSection(Section):
+    """Which of the examples that were drawn take part in a step: easy ones first, and in the end all. Epsilon stays the same.
+
+    An example takes part if its difficulty, a cross-entropy in nats, is at most the threshold of the step.
+    """
+
+    name: str | None = Field(
+        default=None,
+        description='How the threshold goes: "linear" from first to last, "step" (first), "self-paced" (first * growth^epoch), '
+        'each for so many epochs. "sorted-without-privacy" is a paper\'s own, for its reproduction: the examples sorted by the '
+        "loss of a logistic regression, in every epoch alike; no epsilon holds, and the certificate says so.",
+    )
+    difficulty: str | None = Field(
+        default=None,
+        description='By the "network" itself, as it is before the step (what is taken if this is left out), or by a "logistic" '
+        "regression, which the first epochs of the plan train privately.",
+    )
+    order: str | None = Field(
+        default=None,
+        description='"easy" first (what is taken if this is left out), or "hard": then a difficulty must be at least the '
+        "threshold, and thresholds fall.",
+    )
+    first: Number | None = Field(
+        default=None,
+        description="The first threshold. If left out, 3 by the network, 1.5 by a logistic regression, and 1 for hard first: for "
+        "ten classes, where a guess has a loss of 2.3. By the network, keep it above that: an untrained one disfavours whole "
+        "classes.",
+    )
+    last: Number | None = Field(
+        default=None,
+        description="Of linear: the threshold at the end of its epochs. If left out, 4 (for hard first 0.1) by the network, 3 "
+        "(for hard first 0.3) by a logistic regression.",
+    )
+    growth: Number | None = Field(
+        default=None,
+        description="Of self-paced: the factor of the threshold from epoch to epoch. If left out, 1.1, or 0.8 for hard first.",
+    )
+    epochs: Number | None = Field(
+        default=None,
+        description="Of the network: so long there is a threshold, then everybody takes part. If left out, 5.",
+    )
+    logistic_epochs: Number | None = Field(
+        default=None,
+        description="Of difficulty logistic: so many of the plan's epochs are the logistic regression's. If left out, 1.",
+    )
+    logistic_learning_rate: Number | None = Field(
+        default=None,
+        description="Of difficulty logistic: its learning rate, for gradients measured in clipping norms. If left out, 2.",
+    )
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Self:
+        given = self.model_dump(exclude_none=True)
+        if given and self.name is None:
+            raise UserError(f'name is missing: {next(iter(given))} is of which curriculum? Such as name = "linear"')
+        return self
+
+
 class AugmentationSection(Section):
     """Other guises of the images at every step; every other key is an option of one of those that are named."""
 

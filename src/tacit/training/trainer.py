@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -19,13 +20,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from tacit.gradients import ClippedGradient
 from tacit.learning.augmentation import Augmentation, MeanOverViews, Views
 from tacit.learning.averaging import AveragedWeights, Averaging
+from tacit.learning.curricula import SampleCurriculum
 from tacit.learning.losses import PerExampleLoss
 from tacit.learning.optimizers import LearnsNoise
 from tacit.learning.weight_decay import WeightDecay
 from tacit.models.standardize import Standardize
 from tacit.privacy.beside import LOSS
 from tacit.privacy.certificate import certificate_of, sha256_of
-from tacit.privacy.ledger import Ledger, released_levels, whole_levels
+from tacit.privacy.ledger import SORTED, Ledger, released_levels, unsampled, whole_levels
 from tacit.privacy.mechanism import GaussianMechanism, PrivateGradient
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.randomness import Randomness
@@ -33,12 +35,14 @@ from tacit.privacy.sampling import PoissonSampler
 from tacit.privacy.validation import UserError, check_count, check_delta
 from tacit.training.checkpoint import load_tensors, load_weights, pack, save_tensors, unpack
 from tacit.training.chores import Chore
+from tacit.training.curriculum import Participation
 from tacit.training.diagnostics import diagnosed
 from tacit.training.directory import RunDirectory
 from tacit.training.evaluation import evaluate, evaluations_apart, mean_loss
 from tacit.training.examples import Examples, Indices, as_examples, channels_last, shares_memory
 from tacit.training.interruption import Interrupted, StopRequest
 from tacit.training.progress import Reporter, progress_of
+from tacit.training.sorted_passes import SortedPasses
 from tacit.training.statistics import give_statistics, unpaid_statistics
 
 _CHECKPOINT_SECONDS = 60.0  # between checkpoints within an epoch
@@ -56,8 +60,10 @@ class PrivateTrainer:
     and stored, and what the model holds when `fit` ends, is the average of the weights along the way. An `augmentation` gives
     every batch another guise, or, as `Views`, each example several, whose gradients are averaged before they are clipped; it is
     not applied to data that are measured. A `weight_decay` is in each example's gradient before it is clipped, or shrinks the
-    weights by itself. `standardize` is a layer of the model that waits for statistics of the training set: they are released,
-    with the noise of the plan's first `whole_releases`, before the first step.
+    weights by itself. With a `curriculum`, only those of the drawn examples take part in a step whose difficulty it admits; if
+    that is the loss of a logistic regression, the plan's first steps train it, and the learning-rate schedule, the averaging and
+    the epochs of a loss begin after them. `standardize` is a layer of the model that waits for statistics of the training set:
+    they are released, with the noise of the plan's first `whole_releases`, before the first step.
 
     *Guarantee.* Whatever the optimizer sees was released by the plan's mechanism, and paid for in the ledger beforehand.
 
@@ -89,6 +95,7 @@ class PrivateTrainer:
         averaging: Averaging | None = None,
         augmentation: Augmentation | None = None,
         weight_decay: WeightDecay | None = None,
+        curriculum: SampleCurriculum | None = None,
         seed: int | None = None,
         run_directory: str | os.PathLike[str] | None = None,
         resume: bool = False,
@@ -126,7 +133,10 @@ class PrivateTrainer:
             with_losses=any(number.name == LOSS for number in plan.beside),
             weight_decay=self._rates,
         )
+        self._participation = Participation(curriculum, plan, physical_batch_size=physical_batch_size)
         self._seed, self._resume, self._facts = seed, resume, dict(facts or {})
+        if curriculum is not None:
+            self._facts["curriculum"] = curriculum.to_dict()
         self._ledger: Ledger | None = None
         self._mechanism: GaussianMechanism | None = None
         self._randomness: Randomness | None = None
@@ -191,7 +201,10 @@ class PrivateTrainer:
             )
         if unpaid_statistics(self.model, self.standardize):
             ledger.record_disclosure("statistics in a layer that standardises, which this run has not paid for,")
-        sampler = self._sampler(len(examples), randomness)
+        sampler: PoissonSampler | SortedPasses = self._sampler(len(examples), randomness)
+        if self._participation.sorted:
+            sampler = SortedPasses.of(examples, self.sample_rate, first=mechanism.next_step)
+        sampled_by = SORTED if self._participation.sorted else "tacit"
         epochs = round(self.plan.steps * self.sample_rate, 1)
         self._physical_batch_size = None
         history: list[dict[str, Any]] = []
@@ -203,16 +216,19 @@ class PrivateTrainer:
             if self.standardize is not None and not bool(self.standardize.measured):
                 give_statistics(self.standardize, examples, mechanism, self.device)
                 self._save()  # so that they are released once
+            if self._participation.warm_up:
+                self._participation.prepare(self.model, examples.batch(np.arange(1), self.device)[0])
             while mechanism.steps_left > 0:
                 self._begin_step(mechanism.next_step)
                 indices = sampler.draw()
-                self._update(self._release(self._chunks(examples, indices), sampled_by="tacit"))
+                self._update(self._release(self._chunks(examples, indices), sampled_by=sampled_by))
                 self._seconds = time.monotonic() - started
                 step = mechanism.next_step
                 reporter.step(step)
                 ends, last = _ends_epoch(step, self.sample_rate), mechanism.steps_left == 0
                 # saved first: whatever happens while it is measured, nothing that was paid for is lost
-                if last or self._stop.requested or self._saving.due(0.0 if ends else _CHECKPOINT_SECONDS):
+                due = self._saving.due(0.0 if ends else _CHECKPOINT_SECONDS)
+                if last or self._stop.requested or due or step == self._participation.warm_up:
                     self._save()
                 if ends or last:
                     history.append(self._measure(examples, indices, held_out, reporter))
@@ -243,8 +259,11 @@ class PrivateTrainer:
         mechanism, _, _ = self._opened(examples=None, evaluated_on_held_out=False)
         if self.standardize is not None and not bool(self.standardize.measured):
             raise UserError("the layer that standardises has no statistics yet, and one batch gives none; use fit")
+        if self._participation.sorted:
+            raise UserError("a sorted pass takes its batches from all examples, not from the caller; use fit")
+        self._participation.prepare(self.model, batch[0])
         self._begin_step(mechanism.next_step)
-        private = self._release([batch], sampled_by="caller")
+        private = self._release([self._participation.of(self.model, *batch)], sampled_by="caller")
         self._update(private)
         return private
 
@@ -302,26 +321,40 @@ class PrivateTrainer:
             self._physical_batch_size = self._gradient.physical_batch_size_for(*few)
         size = self._physical_batch_size
         for start in range(0, len(indices), size):
-            yield self._batch(examples, indices[start : start + size])
+            inputs, targets = self._plain(examples, indices[start : start + size])
+            inputs, targets = self._participation.of(self.model, inputs, targets)
+            if len(targets):
+                yield (inputs if self._participation.warming_up else self._augmented(inputs)), targets
 
     def _batch(self, examples: Examples, indices: Indices) -> tuple[Any, Tensor]:
+        inputs, targets = self._plain(examples, indices)
+        return self._augmented(inputs), targets
+
+    def _plain(self, examples: Examples, indices: Indices) -> tuple[Any, Tensor]:
         inputs, targets = examples.batch(indices, self.device)
-        inputs = channels_last(inputs)
-        return inputs if self._augmentation is None else self._augmentation(inputs, self._generator), targets
+        return channels_last(inputs), targets
+
+    def _augmented(self, inputs: Any) -> Any:
+        return inputs if self._augmentation is None else self._augmentation(inputs, self._generator)
 
     def _release(self, chunks: Iterator[Any] | Sequence[Any], *, sampled_by: str) -> PrivateGradient:
         assert self._mechanism is not None
-        self._gradient.clipping = self._mechanism.clipping  # it may follow what was released
-        return self._mechanism.release(self._gradient.over(chunks), sampled_by=sampled_by)
+        gradient = self._participation.gradient if self._participation.warming_up else self._gradient
+        gradient.clipping = self._mechanism.clipping  # it may follow what was released
+        return self._mechanism.release(gradient.over(chunks), sampled_by=sampled_by)
 
     def _begin_step(self, step: int) -> None:
-        """Tell a loss that changes with time which epoch it is: a public number."""
+        """Tell the curriculum, and a loss that changes with time, which epoch it is: a public number."""
+        self._participation.begin_step(step)
         begin_epoch = getattr(self.loss, "begin_epoch", None)
         if begin_epoch is not None:
-            begin_epoch(math.floor(step * self.sample_rate + 1e-9))
+            begin_epoch(math.floor(max(step - self._participation.warm_up, 0) * self.sample_rate + 1e-9))
 
     def _update(self, private: PrivateGradient) -> None:
         """Only a private gradient reaches the optimizer."""
+        if self._participation.warming_up:
+            self._participation.update(private)
+            return
         for name, parameter in self.model.named_parameters():
             gradient = private.gradients.get(name)
             parameter.grad = None if gradient is None else gradient.to(parameter.dtype)
@@ -340,7 +373,8 @@ class PrivateTrainer:
         self.optimizer.zero_grad(set_to_none=True)
         if self._average is not None:
             assert self._mechanism is not None
-            self._average.update(self.model, self._mechanism.next_step, self.plan.steps)
+            before = self._participation.warm_up
+            self._average.update(self.model, self._mechanism.next_step - before, self.plan.steps - before)
         if self.learning_rate_schedule is not None:
             self.learning_rate_schedule.step()
 
@@ -359,7 +393,9 @@ class PrivateTrainer:
         if last or self._accounting.due():
             with self._accounting:
                 levels, whole = released_levels(self._ledger.entries), whole_levels(self._ledger.entries)
-                spent = self.plan.epsilon_after(levels, self.delta, whole=whole, coarse=True)
+                spent = math.inf  # of batches that no sampler drew
+                if not unsampled(self._ledger.entries):
+                    spent = self.plan.epsilon_after(levels, self.delta, whole=whole, coarse=True)
             row["epsilon"] = spent if math.isfinite(spent) else None
         epoch = math.floor(step * self.sample_rate + 1e-9)
         if held_out is not None and (epoch <= 1 or epoch % self._evaluate_every == 0 or last):
@@ -388,6 +424,7 @@ class PrivateTrainer:
         tensors = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         if self._average is not None:
             tensors |= {f"average.{name}": tensor for name, tensor in self._average.tensors.items()}
+        tensors |= {f"curriculum.{name}": tensor for name, tensor in self._participation.tensors.items()}
         state = {"optimizer": pack(self.optimizer.state_dict(), tensors, "optimizer")}
         if self.learning_rate_schedule is not None:
             schedule = self.learning_rate_schedule.state_dict()
@@ -434,11 +471,16 @@ class PrivateTrainer:
             raise UserError(f"{path} is a checkpoint of a run that averages its weights; go on with the same averaging")
         if self._average is not None:
             self._average.restore(averages, self.model)
+        self._participation.restore(
+            {name.removeprefix("curriculum."): t for name, t in tensors.items() if name.startswith("curriculum.")},
+            self.device,
+        )
         try:
             self.optimizer.load_state_dict(unpack(state["optimizer"], tensors))
             if self.learning_rate_schedule is not None:
                 self.learning_rate_schedule.load_state_dict(unpack(state["learning_rate_schedule"], tensors))
-                self._pass_over(sum(e["kind"] == "release" for e in self._ledger.entries[covered["entries"] :]))
+                lost = [e["step"] for e in self._ledger.entries[covered["entries"] :] if e["kind"] == "release"]
+                self._pass_over(sum(step >= self._participation.warm_up for step in lost))
         except (KeyError, ValueError, TypeError) as error:
             raise UserError(f"{path} is a checkpoint of another optimizer: {error}") from None
         self._seconds = float(facts["seconds"])
