@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from tacit.privacy.validation import check_choice
-from tacit.studies import losing_less, private_optimizers, tempered_sigmoids, weight_decay
+from tacit.studies import curricula, losing_less, private_optimizers, tempered_sigmoids, weight_decay
 from tacit.studies.study import Comparison, Printed, Study, Variant
 
-STUDIES = {
-    module.STUDY.name: module.STUDY for module in (losing_less, tempered_sigmoids, private_optimizers, weight_decay)
-}
+_MODULES = (losing_less, tempered_sigmoids, private_optimizers, curricula, weight_decay)
+STUDIES = {module.STUDY.name: module.STUDY for module in _MODULES}
 
 __all__ = ["STUDIES", "Comparison", "Printed", "Study", "Variant", "study_of"]
 
