@@ -196,7 +196,7 @@ def test_the_norm_of_what_decay_almost_cancels_is_not_too_small(
         layer.weight.copy_(-rule(layer, inputs, gradients)["weight"].per_example()[2])
         outputs = layer(inputs)
     decay = Decay({"weight": layer.weight}, {"weight": 1.0})
-    found = rule(layer, inputs, gradients, toward=Toward(decay.length("weight"), outputs))["weight"]
+    found = rule(layer, inputs, gradients, toward=Toward(decay.length("weight"), 1.0, outputs))["weight"]
     if getattr(found, way) is None:
         pytest.skip("this way is not taken")
     adding = Adding({"weight": layer.weight}, Flat(1.0), 4, "ghost" if way == "ghost" else "instantiate", decay)

@@ -119,8 +119,13 @@ class Adding:
         decays = decay is not None and name in decay
         with self._full_precision():
             way = None
-            if len(uses) == 1 and (not decays or uses[0].along is not None):
-                way = uses[0].ghost if is_ghost(uses, self._strategy) else uses[0].held
+            if len(uses) == 1:
+                ghost = is_ghost(uses, self._strategy)
+                way = uses[0].ghost if ghost else uses[0].held
+                if decays and not ghost and uses[0].held_decays:
+                    decays = False
+                elif decays and uses[0].along is None:
+                    way = None
             if way is None:
                 gradients = uses[0].per_example()
                 for another in uses[1:]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients import kernels
-from tacit.gradients.contribution import Add, added_up, at_least_float32, not_negative, squared_norms
+from tacit.gradients.contribution import Add, added_up, not_negative, squared_norms
 from tacit.gradients.toward import Toward, along_outputs
 from tacit.gradients.windows import Conv, padded, sides, weight_gradient
 
@@ -34,7 +34,7 @@ def along_conv(module: Conv, inputs: Tensor, gradients: Tensor, toward: Toward) 
     >>> layer = nn.Conv1d(1, 1, 1, bias=False)
     >>> with torch.no_grad(): layer.weight.fill_(3.0)
     Parameter ...
-    >>> float(along_conv(layer, torch.full((1, 1, 1), 2.0), torch.full((1, 1, 1), 5.0), Toward(3.0))[0])
+    >>> float(along_conv(layer, torch.full((1, 1, 1), 2.0), torch.full((1, 1, 1), 5.0), Toward(3.0, 0.1))[0])
     30.0
     """
     # no pixel is in more windows than the kernel has places
@@ -56,25 +56,23 @@ def _outputs(module: Conv, inputs: Tensor, toward: Toward) -> Tensor:
 
 
 def along_found(
-    found: kernels.ConvGradients | kernels.ConvNorms, toward: Toward, bias: Tensor | None, window: int, positions: int
+    found: kernels.ConvNorms, toward: Toward, bias: Tensor | None, window: int, positions: int
 ) -> tuple[Tensor, Tensor]:
-    """From what the kernels found along the weight, or at the outputs: inner products of the gradients with the weight, and by
-    how much rounding may have changed them, [batch] each.
+    """From what the kernels found at the outputs: inner products of the gradients with the weight, and by how much rounding may
+    have changed them, [batch] each.
 
-    A sum of n products has a rounding error of at most n eps/2 times the sum of their sizes. Held, that is n eps/2 |G| |W|. From
-    the outputs, it is n eps/2 (|W| sqrt(sum |a_t|^2 sum |g_t|^2) + |b| sqrt(T sum |g_t|^2)) for T positions, where n counts those
-    and what was added up in an output, of a `window` of so many numbers; channels are added up in double precision.
+    A sum of n products has a rounding error of at most n eps/2 times the sum of their sizes: n eps/2 (|W| sqrt(sum |a_t|^2
+    sum |g_t|^2) + |b| sqrt(T sum |g_t|^2)) for T positions, where n counts those and what was added up in an output, of a
+    `window` of so many numbers; channels are added up in double precision.
 
     *Guarantee.* Row i comes from example i alone.
 
     >>> norms = kernels.ConvNorms(torch.ones(1), torch.ones(1), torch.ones(1), torch.full((1, 3, 2), 5.0), torch.zeros(1))
-    >>> along_found(norms, Toward(1.0), torch.tensor([1.0, 0.0]), 1, 1)[0]  # 5 + 5, less 5 times the bias
+    >>> along_found(norms, Toward(1.0, 0.1), torch.tensor([1.0, 0.0]), 1, 1)[0]  # 5 + 5, less 5 times the bias
     tensor([5.], dtype=torch.float64)
     """
     eps = torch.finfo(torch.float32).eps
     values = found.along.sum(dim=1, dtype=torch.float64)
-    if isinstance(found, kernels.ConvGradients):
-        return values, found.norms.sqrt().mul_(kernels.summands_of(window) * eps / 2 * toward.length)
     error = found.size.sqrt().mul_(toward.length)
     if bias is not None:
         values = values - found.bias.double() @ bias.detach().double()
@@ -110,9 +108,11 @@ class CompiledConv:
         self._bias: Tensor | None = None
         self.found: kernels.ConvGradients | kernels.ConvNorms | None = None
 
-    def instantiated(self, toward: kernels.Direction | None = None) -> kernels.ConvGradients:
+    def instantiated(
+        self, standardized: kernels.Standardized | None = None, added: Tensor | None = None
+    ) -> kernels.ConvGradients:
         """The gradients, with their norms."""
-        found = kernels.conv_gradients(self.images, self.gradients, self.geometry, toward, self.views)
+        found = kernels.conv_gradients(self.images, self.gradients, self.geometry, standardized, self.views, added)
         self._bias, self.found = found.bias, found
         return found
 
@@ -143,13 +143,12 @@ class CompiledConv:
 
     def held(self, standardized: Callable[[], kernels.Standardized] | None = None) -> tuple[Tensor, Add]:
         """The way that holds the gradients, with their norms taken while they were made; those of a standardised weight if it
-        is given."""
-        direction: kernels.Direction | None = None
+        is given, else with the decay that was asked for."""
         if standardized is not None:
-            direction = standardized()
-        elif self.toward is not None:
-            direction = kernels.Direction.along(at_least_float32(self.module.weight.detach()))
-        found = self.instantiated(direction)
+            found = self.instantiated(standardized())
+        else:
+            added = None if self.toward is None else self.toward.rate * self.module.weight.detach()
+            found = self.instantiated(added=added)
         return found.norms, found.weighted_sum
 
     def ghost(self) -> tuple[Tensor, Add]:
@@ -158,9 +157,9 @@ class CompiledConv:
         return not_negative(found.squares) + found.allowance, self.second_pass
 
     def along(self) -> tuple[Tensor, Tensor]:
-        """After `held` or `ghost`, if it was asked for: see `along_found`."""
+        """After `ghost`, if it was asked for: see `along_found`."""
         assert self.toward is not None
-        if self.found is None:  # it was a way of another's
+        if not isinstance(self.found, kernels.ConvNorms):  # it was a way of another's
             return along_conv(self.module, self.inputs, self.gradients, self.toward)
         positions = math.prod(self.gradients.shape[2:])
         return along_found(self.found, self.toward, self.module.bias, self.module.weight[0].numel(), positions)

@@ -35,7 +35,8 @@ class Contribution:
 
     `ghost` is a way that never holds those gradients, if there is one; `held` one that does and is faster than to take
     `per_example()` and add up. `along`, once one of the two was called, gives each example's inner product of its gradient with
-    the parameter itself, and how far rounding may have taken it from the truth, [batch] each; only if it was asked for.
+    the parameter itself, and how far rounding may have taken it from the truth, [batch] each; only if it was asked for. Where
+    `held_decays`, `held` has the decay that was asked for in it already.
 
     *Guarantee.* Row i of `per_example()` ([batch, *parameter.shape]) depends on example i alone; whichever way is taken, what is
     added up is the same, up to rounding.
@@ -50,6 +51,7 @@ class Contribution:
     held: Way | None = None
     ghost_is_cheaper: bool = False
     along: Along | None = None
+    held_decays: bool = False
 
 
 def squared_norms(per_example: Tensor) -> Tensor:

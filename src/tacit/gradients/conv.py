@@ -46,7 +46,7 @@ def conv(
         compiled = CompiledConv(module, inputs, gradients, views, toward)
         way = compiled.ghost if compiled.has_ghost else ghost
         along = None if toward is None else compiled.along
-        weight = Contribution(compiled.per_example, way, compiled.held, cheaper, along)
+        weight = Contribution(compiled.per_example, way, compiled.held, cheaper, along, held_decays=toward is not None)
         return {"weight": weight, "bias": Contribution(compiled.bias)}
     along = None if toward is None else partial(along_conv, module, inputs, gradients, toward)
     return {

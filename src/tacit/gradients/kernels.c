@@ -22,6 +22,7 @@ typedef struct {
     long kernel_height, kernel_width, stride_height, stride_width;
     long top, left;                         /* padding before the first row and column */
     long padded_height, padded_width;       /* what the windows cover */
+    const float *added;                     /* what is added to every example's weight gradient, laid out like a direction, or NULL */
 } Conv;
 
 typedef struct {
@@ -165,16 +166,17 @@ static double squared_norm(const float *sums, const double *k, long out, double 
 static PyObject *conv_gradients(PyObject *self, PyObject *args)
 {
     Conv s;
-    Py_ssize_t x_at, g_at, direction_at, coefficients_at, gradient_at, sums_at, norms_at;
+    Py_ssize_t x_at, g_at, direction_at, coefficients_at, added_at, gradient_at, sums_at, norms_at;
     double allowance;
     int across, threads;
-    if (!PyArg_ParseTuple(args, "nnnnnnn(lllll)(lll)(llllll)dpi", &x_at, &g_at, &direction_at, &coefficients_at, &gradient_at,
+    if (!PyArg_ParseTuple(args, "nnnnnnnn(lllll)(lll)(llllll)dpi", &x_at, &g_at, &direction_at, &coefficients_at, &added_at, &gradient_at,
                           &sums_at, &norms_at, &s.batch, &s.views, &s.height, &s.width, &s.in, &s.rows, &s.columns,
                           &s.out, &s.kernel_height, &s.kernel_width, &s.stride_height, &s.stride_width, &s.top, &s.left, &allowance,
                           &across, &threads))
         return NULL;
     s.padded_height = (s.rows - 1) * s.stride_height + s.kernel_height;
     s.padded_width = (s.columns - 1) * s.stride_width + s.kernel_width;
+    s.added = (const float *)added_at;
     const float *x = (const float *)x_at, *g = (const float *)g_at, *direction = (const float *)direction_at;
     const double *coefficients = (const double *)coefficients_at;
     float *gradient = (float *)gradient_at, *sums = (float *)sums_at;

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -98,43 +97,9 @@ class Geometry:
 
 
 @dataclass(frozen=True)
-class Direction:
-    """Numbers u of a weight's shape, in the order of the axes in which `conv_gradients` works and filled up to whole vectors, for
-    inner products with the gradients, an output channel at a time; and the coefficients with which a squared norm follows from
-    the sums over a gradient: here, those of the gradient as it is.
-
-    *Guarantee.* It comes from the weight alone.
-
-    >>> if usable(torch.zeros(1, 1, 1, 1)):
-    ...     assert Direction.along(torch.tensor([-1.0, 0.0, 2.0]).view(1, 1, 1, 3)).u[:, 0].tolist() == [-1.0, 0.0, 2.0]
-    """
-
-    u: Tensor
-    coefficients: Tensor
-    across: bool
-
-    @classmethod
-    def along(cls, weight: Tensor) -> Direction:
-        out, across = len(weight), _across(weight.shape)
-        rows = weight.permute(0, 2, 3, 1).reshape(out, -1)
-        if across:
-            u = rows.clone()  # memory of its own, aligned
-        else:
-            u = rows.t().contiguous() if out % 16 == 0 else F.pad(rows, (0, 0, 0, -out % 16)).t().contiguous()
-        return cls(u, _of_the_gradient_itself(out), across)
-
-
-@cache
-def _of_the_gradient_itself(out: int) -> Tensor:
-    coefficients = torch.zeros(3, out, dtype=torch.float64, device="cpu")
-    coefficients[0] = 1.0
-    return coefficients
-
-
-@dataclass(frozen=True)
-class Standardized(Direction):
-    """A weight standardised by output channel (`standardized.py` has the formulas): u, the scales s, and the coefficients with
-    which the squared norm of a projected gradient follows from sums over a plain one.
+class Standardized:
+    """A weight standardised by output channel (`standardized.py` has the formulas): u, as `laid_out`, the scales s, and the
+    coefficients with which the squared norm of a projected gradient follows from sums over a plain one.
 
     *Guarantee.* It comes from the weight alone; sums are made in double precision.
 
@@ -143,7 +108,10 @@ class Standardized(Direction):
     ...     assert [round(float(u), 4) for u in found.u[:, 0]] == [-0.7071, 0.0, 0.7071]
     """
 
+    u: Tensor
     scale: Tensor
+    coefficients: Tensor
+    across: bool
 
     @classmethod
     def of(cls, weight: Tensor, eps: float) -> Standardized:
@@ -154,7 +122,7 @@ class Standardized(Direction):
         scale, coefficients = weight.new_empty(out), weight.new_empty(3, out, dtype=torch.float64)
         places = (tensor.data_ptr() for tensor in (weight, u, scale, coefficients))
         _kernels.standardize(*places, out, kernel, eps, across)
-        return cls(u, coefficients, across, scale)
+        return cls(u, scale, coefficients, across)
 
     def project(self, gradient: Tensor) -> None:
         """Make the gradient of u, or a sum of such, that of the weight: in place, laid out as `conv_gradients` has it."""
@@ -171,8 +139,8 @@ class ConvGradients:
     """What one pass over a batch gives: per-example weight gradients, [batch, out, in, kernel rows, kernel columns], in whatever
     order in memory; their squared norms ([batch]), with what rounding may have taken from them; and, per example and output
     channel ([batch, out]): the sum of the weight gradient's squares, the sum of the output gradient (the bias's gradient) and,
-    if a direction u was given, the sum of the weight gradient's entries and its inner product with u. If that is a standardised
-    weight, the norms are those of the projected gradients, and what is added up is projected.
+    if a standardised weight was given, the sum of the weight gradient's entries and its inner product with u. The norms are
+    then those of the projected gradients, and what is added up is projected.
 
     *Guarantee.* Row i comes from example i alone, and a norm is not below that of what is added up.
 
@@ -185,7 +153,7 @@ class ConvGradients:
     order: tuple[int, ...]  # of the axes of `rows` without the first: out, in, kernel rows, kernel columns
     sums: Tensor
     norms: Tensor
-    toward: Direction | None = None
+    standardized: Standardized | None = None
 
     @property
     def gradients(self) -> Tensor:
@@ -194,8 +162,8 @@ class ConvGradients:
     def weighted_sum(self, factors: Tensor) -> Tensor:
         """sum_i factors[i] * gradients[i], projected if the weight is standardised"""
         added = weighted_sum(self.rows, factors)
-        if isinstance(self.toward, Standardized):
-            self.toward.project(added)
+        if self.standardized is not None:
+            self.standardized.project(added)
         return added.permute(self.order)
 
     @property
@@ -216,11 +184,17 @@ class ConvGradients:
 
 
 def conv_gradients(
-    x: Tensor, g: Tensor, geometry: Geometry, toward: Direction | None = None, views: int = 1
+    x: Tensor,
+    g: Tensor,
+    geometry: Geometry,
+    standardized: Standardized | None = None,
+    views: int = 1,
+    added: Tensor | None = None,
 ) -> ConvGradients:
     """sum_t g_t a_t^T of each example, with a_t the window of the zero-padded image at output position t.
 
-    So many `views`, images one after the other, are one example: its gradient is the sum of theirs.
+    So many `views`, images one after the other, are one example: its gradient is the sum of theirs. What is `added` to every
+    example's gradient has the weight's shape.
 
     *Guarantee.* Row i comes from example i's rows of `x` and `g` alone; sums over positions are made in float32. Norms allow for
     the rounding of their sums: over n numbers it is at most n eps/2 of the squares; a projected gradient's norm consists of three
@@ -235,29 +209,52 @@ def conv_gradients(
     batch = images // views
     assert images == same == batch * views
     across = _across((out, channels, *geometry.kernel))
-    assert toward is None or (toward.across == across and toward.coefficients.shape[1] == out)
+    assert standardized is None or (standardized.across == across and len(standardized.scale) == out)
+    assert added is None or (standardized is None and added.shape == (out, channels, *geometry.kernel))
+    laid = None if added is None else laid_out(added)
     shape = (out, *geometry.kernel, channels) if across else (*geometry.kernel, channels, out)
     rows = _buffers.take((batch, *shape))
-    sums = x.new_empty(batch, 2 if toward is None else 4, out)
+    sums = x.new_empty(batch, 2 if standardized is None else 4, out)
     norms = x.new_empty(batch, dtype=torch.float64)
     _kernels.conv_gradients(
         x.data_ptr(),
         g.data_ptr(),
-        0 if toward is None else toward.u.data_ptr(),
-        0 if toward is None else toward.coefficients.data_ptr(),
+        0 if standardized is None else standardized.u.data_ptr(),
+        0 if standardized is None else standardized.coefficients.data_ptr(),
+        0 if laid is None else laid.data_ptr(),
         rows.data_ptr(),
         sums.data_ptr(),
         norms.data_ptr(),
         (batch, views, height, width, channels),
         (down, along, out),
         geometry.windows,
-        (4 if isinstance(toward, Standardized) else 1)
+        (1 if standardized is None else 4)
         * summands_of(channels * math.prod(geometry.kernel))
         * torch.finfo(torch.float32).eps,
         across,
         torch.get_num_threads(),
     )
-    return ConvGradients(rows, (0, 3, 1, 2) if across else (3, 2, 0, 1), sums, norms, toward)
+    return ConvGradients(rows, (0, 3, 1, 2) if across else (3, 2, 0, 1), sums, norms, standardized)
+
+
+def laid_out(weight: Tensor) -> Tensor:
+    """Numbers of a weight's shape, in the order of the axes in which `conv_gradients` works and filled up to whole vectors, in
+    memory of their own.
+
+    *Guarantee.* The same numbers, and zeros.
+
+    >>> laid_out(torch.tensor([-1.0, 0.0, 2.0]).view(1, 1, 1, 3))[:, 0]
+    tensor([-1.,  0.,  2.])
+    """
+    out = len(weight)
+    rows = weight.to(torch.float32).permute(0, 2, 3, 1).reshape(out, -1)
+    if _across(weight.shape):
+        return rows.clone()
+    return (
+        F.pad(rows, (0, 0, 0, -out % 16)).t().contiguous()
+        if out % 16
+        else rows.t().clone(memory_format=torch.contiguous_format)
+    )
 
 
 def summands_of(window: int) -> int:

@@ -22,6 +22,7 @@ typedef struct {
     int by_row;                             /* whether sums belong to the rows m (a vector each) or to the columns n of c */
     float *squares, *totals, *along;        /* NULL: nothing is gathered, or only squares */
     const float *direction;
+    const float *added;                     /* to the complete sum, before anything is gathered of it; NULL: nothing */
 } NAME(ends);
 
 TARGET static inline __attribute__((always_inline)) void NAME(tile)(
@@ -43,6 +44,10 @@ TARGET static inline __attribute__((always_inline)) void NAME(tile)(
                     sum[m][n] += ap[m] * right[n];
         }
     }
+    if (ends->added)
+        for (int m = 0; m < height; m++)
+            for (int n = 0; n < width; n++)
+                sum[m][n] += *(const VECTOR *)(ends->added + direction_at + m * direction_row + n * LANES);
     for (int m = 0; m < height; m++)
         for (int n = 0; n < width; n++)
             *(VECTOR *)(c + m * c_row + n * LANES) = sum[m][n];
@@ -125,8 +130,10 @@ TARGET static void NAME(conv_example)(const Conv *s, const float *x, const float
                                          (rows - 1) * s->stride_height + s->kernel_height, pixel_rows);
         const int last = part + 1 == parts;
         NAME(ends) ends = {.begin = part == 0};
-        if (last)
+        if (last) {
             ends.squares = gathered;
+            ends.added = s->added;
+        }
         if (last && direction) {
             ends.totals = gathered + wide;
             ends.along = gathered + 2 * wide;
@@ -200,8 +207,10 @@ TARGET static void NAME(conv_example_across)(const Conv *s, const float *x, cons
         const float *from = g + (view * s->rows + first) * s->columns * out;
         const int last = part + 1 == parts;
         NAME(ends) ends = {.begin = part == 0, .by_row = 1};
-        if (last)
+        if (last) {
             ends.squares = gathered;
+            ends.added = s->added;
+        }
         if (last && direction) {
             ends.totals = gathered + out * LANES;
             ends.along = gathered + 2 * out * LANES;

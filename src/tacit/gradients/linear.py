@@ -13,7 +13,6 @@ from tacit.gradients.compiled import along_found
 from tacit.gradients.contribution import (
     Add,
     Contribution,
-    at_least_float32,
     ghost_is_cheaper,
     not_negative,
     rounding_allowance,
@@ -42,7 +41,6 @@ def linear(
     """
     if inputs.dim() == 2:
         return _one_position(module, inputs, gradients, toward)
-    along = None if toward is None else partial(_along, module, inputs, gradients, toward)
     a, g = inputs.flatten(1, -2), gradients.flatten(1, -2)
     positions = a.shape[1]
     # Several positions are a row of pixels, and the layer a convolution with a kernel of one.
@@ -60,8 +58,12 @@ def linear(
 
     if compiled:
         row = _Row(module, a, g, toward)
-        weight = Contribution(per_example, row.ghost, row.held, cheaper, None if toward is None else row.along)
+        asked = toward is not None
+        weight = Contribution(
+            per_example, row.ghost, row.held, cheaper, row.along if asked else None, held_decays=asked
+        )
     else:
+        along = None if toward is None else partial(_along, module, inputs, gradients, toward)
         weight = Contribution(per_example, partial(_ghost, a, g), None, cheaper, along)
     return {"weight": weight, "bias": Contribution(lambda: g.sum(dim=1))}
 
@@ -134,13 +136,13 @@ class _Row:
 
     def __init__(self, module: nn.Linear, a: Tensor, g: Tensor, toward: Toward | None) -> None:
         self.module, self.a, self.g, self.toward = module, a, g, toward
-        self.found: kernels.ConvGradients | kernels.ConvNorms | None = None
+        self.found: kernels.ConvNorms | None = None
 
     def held(self) -> tuple[Tensor, Add]:
-        direction = None
+        added = None
         if self.toward is not None:
-            direction = kernels.Direction.along(at_least_float32(self.module.weight.detach())[:, :, None, None])
-        self.found = found = kernels.conv_gradients(_row(self.a), _row(self.g), _ONE, direction)
+            added = self.toward.rate * self.module.weight.detach()[:, :, None, None]
+        found = kernels.conv_gradients(_row(self.a), _row(self.g), _ONE, added=added)
 
         def add(factors: Tensor) -> Tensor:
             return found.weighted_sum(factors)[:, :, 0, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -56,7 +57,7 @@ def contributions(call: Call, layout: Layout, decay: Decay | None = None) -> dic
         # on the CPU: elsewhere products may be made in less than float32
         if decay is not None and weight is not None and decay.is_large(weight) and gradient.device.type == "cpu":
             changed = call.kept is not None and call.kept._version != call.kept_version
-            toward = Toward(decay.length(weight), None if changed else call.kept)
+            toward = Toward(decay.length(weight), decay.rates[weight], None if changed else call.kept)
         found = _by_rule(unit.rule, unit.module, inputs, gradient, layout.views, toward)
     return {name: found[inner] for inner, name in unit.parameters.items()}
 
@@ -71,7 +72,7 @@ def _by_rule(
         if views > 1:
             inputs, gradient = by_view(inputs, views), by_view(gradient, views)
             kept = None if toward.outputs is None else by_view(toward.outputs, views)
-            toward = Toward(toward.length, kept)
+            toward = replace(toward, outputs=kept)
         return rule(module, inputs, gradient, toward)
     if views == 1:
         return rule(module, inputs, gradient)

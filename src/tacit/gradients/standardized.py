@@ -150,9 +150,9 @@ def _along(compiled: CompiledConv) -> tuple[Tensor, Tensor]:
     1 - r_c = eps / (v_c + eps) = eps K s_c^2; and by how much rounding may have changed it, as for a plain convolution."""
     found, module = compiled.found, compiled.module
     assert isinstance(found, kernels.ConvGradients)
-    assert isinstance(found.toward, kernels.Standardized)
+    assert found.standardized is not None
     assert isinstance(module, WeightStandardizedConv2d)
-    kept = module.eps * module.weight[0].numel() * found.toward.coefficients[0]
+    kept = module.eps * module.weight[0].numel() * found.standardized.coefficients[0]
     summands = kernels.summands_of(module.weight[0].numel())
     error = summands * torch.finfo(torch.float32).eps / 2 * kept.norm() * found.squares.double().sum(dim=1).sqrt()
     return found.along.double() @ kept, error

@@ -20,16 +20,17 @@ _SMALL = 512
 
 @dataclass(frozen=True)
 class Toward:
-    """Asks a rule for `Contribution.along`. `length` is the norm of the weight; `outputs` is what the call gave, if it was kept;
-    else it is computed once more.
+    """Asks a rule for `Contribution.along`, or for a way that has the decay in it already. `length` is the norm of the weight,
+    `rate` its decay; `outputs` is what the call gave, if it was kept; else it is computed once more.
 
     *Guarantee.* Plain data.
 
-    >>> Toward(1.0).outputs is None
+    >>> Toward(1.0, 0.1).outputs is None
     True
     """
 
     length: float
+    rate: float
     outputs: Tensor | None = None
 
 
@@ -98,7 +99,7 @@ def along_outputs(
     *Guarantee.* Row i comes from row i of `outputs` and `gradients` alone.
 
     >>> y, g = torch.tensor([[3.0]]), torch.tensor([[2.0]])
-    >>> along_outputs(y, g, Toward(1.0), torch.tensor([1.0]), torch.tensor([4.0]), 1)[0]
+    >>> along_outputs(y, g, Toward(1.0, 0.1), torch.tensor([1.0]), torch.tensor([4.0]), 1)[0]
     tensor([4.], dtype=torch.float64)
     """
     values = (gradients * outputs).flatten(1).sum(dim=1, dtype=torch.float64)
