@@ -83,6 +83,28 @@ def test_gradients_and_their_sums(instructions: str, case: tuple[nn.Conv2d, Tens
 
 
 @SLOW
+@given(case=convolutions(), turned=st.booleans(), views=st.integers(1, 2))
+def test_what_is_added_to_every_gradient(
+    instructions: str, case: tuple[nn.Conv2d, Tensor, Tensor], turned: bool, views: int
+) -> None:
+    """Once an example, however many views it has, and with the norms of what comes out."""
+    layer, images, gradients = case
+    x, g = (torch.cat([tensor.float()] * views) for tensor in (images, gradients))
+    laid_out = torch.channels_last if turned else torch.contiguous_format
+    added = layer.weight.detach().float().contiguous(memory_format=laid_out)
+    plain = kernels.conv_gradients(x, g, geometry(layer), views=views)
+    found = kernels.conv_gradients(x, g, geometry(layer), views=views, added=added)
+    expected = plain.gradients.double() + added.double()
+    assert torch.equal(found.gradients, (plain.gradients + added))
+    assert torch.equal(found.bias, plain.bias)
+    held = found.gradients.double().square().sum(dim=(1, 2, 3, 4))
+    assert (held <= found.norms).all()
+    assert (found.norms <= held * 1.0001).all()
+    factors = torch.rand(len(expected))
+    close(found.weighted_sum(factors), torch.einsum("b...,b->...", expected, factors.double()), expected.abs().amax())
+
+
+@SLOW
 @given(case=convolutions(), turned=st.booleans())
 def test_gradients_of_a_standardised_weight(
     instructions: str, case: tuple[nn.Conv2d, Tensor, Tensor], turned: bool
