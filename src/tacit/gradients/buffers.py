@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 _LARGE = 2**18  # numbers: a mebibyte
+_WASTE = 16  # times: an array of a whole chunk also serves for what is left of a batch, but not for a small layer
 _FREE = 2  # references to an array that nobody uses: the list's, and the argument of getrefcount
 
 
@@ -59,7 +60,7 @@ class Buffers:
         return [i for i in range(len(self._arrays)) if sys.getrefcount(self._arrays[i]) == _FREE]
 
     def _array(self, count: int) -> NDArray[np.float32]:
-        fitting = [i for i in self._free() if count <= self._arrays[i].size <= 2 * count]
+        fitting = [i for i in self._free() if count <= self._arrays[i].size <= _WASTE * count]
         if fitting:
             return self._arrays[min(fitting, key=lambda i: self._arrays[i].size)]
         # One that is a little too small will not be needed any more, since batches differ in size, not layers.

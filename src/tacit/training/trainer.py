@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from tacit.gradients import ClippedGradient
+from tacit.gradients import ClippedGradient, kernels
 from tacit.learning.augmentation import Augmentation, MeanOverViews, Views
 from tacit.learning.averaging import AveragedWeights, Averaging
 from tacit.learning.curricula import SampleCurriculum
@@ -407,6 +407,7 @@ class PrivateTrainer:
             row["diagnostics"] = diagnosed(
                 self.model, self.loss, self._mechanism.clipping, examples, self.diagnostics, held_out
             )
+        kernels.trim_memory()  # which batches of many sizes have cut into pieces
         reporter.measured(row)
         if self.directory is not None:
             self.directory.append_metrics(row)
