@@ -140,10 +140,9 @@ class Adding:
             squares, self._large[name] = way()
             self._squares.append((group, squares))
             if decay is not None and decays:
-                assert uses[0].along is not None
-                values, error = uses[
-                    0
-                ].along()  # rounding may have made the first too small, which would clip too little
+                along = uses[0].along
+                assert along is not None
+                values, error = along()  # rounding may have made the first too small, which would clip too little
                 self._squares.append((group, (values + error).mul_(2 * decay.rates[name])))
                 self._decays_later(name)
 

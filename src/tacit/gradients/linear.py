@@ -93,8 +93,8 @@ def _one_position(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward | None
         values = (g * outputs).sum(dim=1, dtype=torch.float64)
         error = (length * of_gradient).double() * toward.length
         if bias is not None:
-            values -= torch.mv(g, bias)
-            error.add_(of_gradient, alpha=(len(bias) + 1) * float(torch.linalg.vector_norm(bias)))
+            values -= torch.mv(g.double(), bias.double())
+            error.add_(of_gradient, alpha=float(torch.linalg.vector_norm(bias)))
         return values, error.mul_((a.shape[1] + 8) * torch.finfo(g.dtype).eps / 2)
 
     return {
