@@ -151,7 +151,10 @@ def _better() -> list[Variant]:
     squares = {"name": "tailored", "threshold_epoch": 7.0, "gamma": 2.0, "late": "cross-entropy", "penalty": "none"}
     return [
         Variant("better/sgd", base),
+        Variant("better/sgd-rate-2", merged(base, optimizer={"lr": 2.0})),
+        Variant("better/sgd-rate-4", merged(base, optimizer={"lr": 4.0})),
         Variant("better/squares-early", merged(base, loss=squares)),
+        Variant("better/squares-early-rate-2", merged(base, loss=squares, optimizer={"lr": 2.0})),
         Variant("better/flip-crop", {**base, "augmentation": {"names": ["flip", "crop"], "padding": 4}}),
         Variant("better/views-4", {**base, "augmentation": {"names": ["flip", "crop"], "padding": 4, "views": 4}}),
         Variant("better/automatic", merged(base, privacy={"clipping": "automatic"})),
@@ -179,6 +182,6 @@ STUDY = Study(
     | {
         "ladder": [variant.name for variant in _ladder()],
         "literal": [variant.name for variant in _literal()],
-        "better": [variant.name for variant in _better()],
+        "better": [variant.name for variant in _better()][:7],  # as many as there are colours
     },
 )
