@@ -176,7 +176,7 @@ def test_a_run_begins_with_pretrained_weights_and_needs_their_file_no_more(tmp_p
     with pytest.raises(UserError, match=r"there is no file .*weights.safetensors"):
         train(Recipe.load(run / "recipe.toml"), run, resume=True)
     save_file({name: tensor + 1 for name, tensor in start.items()}, weights)
-    with pytest.raises(UserError, match=r"other data, features or pre-trained weights; start a new one"):
+    with pytest.raises(UserError, match=r"another plan or other data, .*pre-trained weights; start a new one"):
         train(Recipe.load(run / "recipe.toml"), run, resume=True)
     weights.write_bytes(content)
     assert train(Recipe.load(run / "recipe.toml"), run, resume=True).pretrained.loaded == ("0.weight", "0.bias")
