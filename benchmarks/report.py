@@ -74,7 +74,8 @@ def _machine(found: list[Found]) -> str:
     if not found:
         return "No results yet."
     facts = found[0]["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in facts["versions"].items() if version)
+    every = {name: version for f in found for name, version in f["machine"]["versions"].items() if version}
+    versions = ", ".join(f"{name} {version}" for name, version in every.items())
     dates = sorted({f["machine"]["date"] for f in found})
     others = [share for f in found for c in f["contestants"].values() for share in c.get("others", [])]
     busy = statistics.median(others) if others else 0.0
