@@ -93,9 +93,9 @@ def test_what_is_added_to_every_gradient(
     laid_out = torch.channels_last if turned else torch.contiguous_format
     added = layer.weight.detach().float().contiguous(memory_format=laid_out)
     plain = kernels.conv_gradients(x, g, geometry(layer), views=views)
-    found = kernels.conv_gradients(x, g, geometry(layer), views=views, added=added)
-    expected = plain.gradients.double() + added.double()
-    assert torch.equal(found.gradients, (plain.gradients + added))
+    found = kernels.conv_gradients(x, g, geometry(layer), views=views, decaying=added, rate=0.5)
+    expected = plain.gradients.double() + 0.5 * added.double()
+    assert torch.equal(found.gradients, plain.gradients + 0.5 * added)
     assert torch.equal(found.bias, plain.bias)
     held = found.gradients.double().square().sum(dim=(1, 2, 3, 4))
     assert (held <= found.norms).all()
@@ -105,11 +105,11 @@ def test_what_is_added_to_every_gradient(
 
 
 @SLOW
-@given(case=convolutions(), turned=st.booleans())
+@given(case=convolutions(), turned=st.booleans(), rate=st.sampled_from([0.0, 0.01, 3.0]))
 def test_gradients_of_a_standardised_weight(
-    instructions: str, case: tuple[nn.Conv2d, Tensor, Tensor], turned: bool
+    instructions: str, case: tuple[nn.Conv2d, Tensor, Tensor], turned: bool, rate: float
 ) -> None:
-    """The norms are those of the projected gradients, never less, and what is added up is projected."""
+    """The norms are those of the projected gradients with their decay, never less, and so is what is added up."""
     layer, images, gradients = case
     weight, eps, kernel = layer.weight.detach().double(), 1e-2, (2, 3, 4)
     centred = weight - weight.mean(dim=(1, 2, 3), keepdim=True)
@@ -117,7 +117,7 @@ def test_gradients_of_a_standardised_weight(
     u = centred * scale
     x, g = images.float(), gradients.float()
     laid_out = torch.channels_last if turned else torch.contiguous_format
-    standardized = kernels.Standardized.of(weight.float().contiguous(memory_format=laid_out), eps)
+    standardized = kernels.Standardized.of(weight.float().contiguous(memory_format=laid_out), eps, rate)
     found, plain = (kernels.conv_gradients(x, g, geometry(layer), given) for given in (standardized, None))
     assert torch.equal(plain.gradients, found.gradients)
     assert torch.equal(plain.squares, found.squares)
@@ -128,8 +128,9 @@ def test_gradients_of_a_standardised_weight(
     close(found.along, along, size)
     close(found.totals, totals, size)
     projected = scale * (exactly - exactly.mean(dim=kernel, keepdim=True) - u * along[..., None, None, None])
+    projected += rate * weight.float().double()
     squares = projected.square().sum(dim=(1, 2, 3, 4))
-    sizes = (scale.square() * exactly.square()).sum(dim=(1, 2, 3, 4))
+    sizes = (scale.square() * exactly.square()).sum(dim=(1, 2, 3, 4)) + (rate * weight).square().sum()
     assert (squares <= found.norms).all()
     assert (found.norms <= squares + 1e-3 * sizes).all()
     factors = torch.rand(len(x))

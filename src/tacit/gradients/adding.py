@@ -103,8 +103,10 @@ class Adding:
                 found = rows.new_zeros(groups, self._batch_size).index_add_(0, index, rows)
         if self._decay is None:
             return found
-        for row, constant in zip(found, self._constants):
-            row.add_(constant)
+        if groups == 1:
+            found.add_(self._constants[0])
+        else:
+            found.add_(found.new_tensor(self._constants).unsqueeze(1))
         return found.abs_().to(self._dtype)  # below 0 only by rounding, or not finite, which it must stay
 
     def _full_precision(self) -> AbstractContextManager[Any]:
@@ -142,8 +144,7 @@ class Adding:
             if decay is not None and decays:
                 along = uses[0].along
                 assert along is not None
-                values, error = along()  # rounding may have made the first too small, which would clip too little
-                self._squares.append((group, (values + error).mul_(2 * decay.rates[name])))
+                self._squares.append((group, along().mul_(2 * decay.rates[name])))
                 self._decays_later(name)
 
     def _decays_later(self, name: str) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from tacit.gradients import kernels
-from tacit.gradients.contribution import Add, added_up, not_negative, squared_norms
+from tacit.gradients.contribution import Add, added_up, at_least_float32, not_negative, squared_norms
 from tacit.gradients.toward import Toward, along_outputs
 from tacit.gradients.windows import Conv, padded, sides, weight_gradient
 
@@ -26,7 +27,7 @@ def fits(module: nn.Module, inputs: Tensor, gradients: Tensor) -> bool:
     return plain and inputs.dim() == 4 and kernels.usable(inputs, gradients)
 
 
-def along_conv(module: Conv, inputs: Tensor, gradients: Tensor, toward: Toward) -> tuple[Tensor, Tensor]:
+def along_conv(module: Conv, inputs: Tensor, gradients: Tensor, toward: Toward) -> Tensor:
     """Inner products of the gradients of any convolution with its weight, from its outputs: see `toward.along_outputs`.
 
     *Guarantee.* Row i comes from row i alone.
@@ -34,7 +35,9 @@ def along_conv(module: Conv, inputs: Tensor, gradients: Tensor, toward: Toward) 
     >>> layer = nn.Conv1d(1, 1, 1, bias=False)
     >>> with torch.no_grad(): layer.weight.fill_(3.0)
     Parameter ...
-    >>> float(along_conv(layer, torch.full((1, 1, 1), 2.0), torch.full((1, 1, 1), 5.0), Toward(3.0, 0.1))[0])
+    >>> from tacit.gradients.toward import Decay
+    >>> toward = Toward(Decay(dict(layer.named_parameters()), {"weight": 0.1}), "weight")
+    >>> round(float(along_conv(layer, torch.full((1, 1, 1), 2.0), torch.full((1, 1, 1), 5.0), toward)), 3)
     30.0
     """
     # no pixel is in more windows than the kernel has places
@@ -55,11 +58,9 @@ def _outputs(module: Conv, inputs: Tensor, toward: Toward) -> Tensor:
     return outputs
 
 
-def along_found(
-    found: kernels.ConvNorms, toward: Toward, bias: Tensor | None, window: int, positions: int
-) -> tuple[Tensor, Tensor]:
-    """From what the kernels found at the outputs: inner products of the gradients with the weight, and by how much rounding may
-    have changed them, [batch] each.
+def along_found(found: kernels.ConvNorms, toward: Toward, bias: Tensor | None, window: int, positions: int) -> Tensor:
+    """From what the kernels found at the outputs: inner products of the gradients with the weight, and what rounding may have
+    taken from them, [batch].
 
     A sum of n products has a rounding error of at most n eps/2 times the sum of their sizes: n eps/2 (|W| sqrt(sum |a_t|^2
     sum |g_t|^2) + |b| sqrt(T sum |g_t|^2)) for T positions, where n counts those and what was added up in an output, of a
@@ -68,17 +69,19 @@ def along_found(
     *Guarantee.* Row i comes from example i alone.
 
     >>> norms = kernels.ConvNorms(torch.ones(1), torch.ones(1), torch.ones(1), torch.full((1, 3, 2), 5.0), torch.zeros(1))
-    >>> along_found(norms, Toward(1.0, 0.1), torch.tensor([1.0, 0.0]), 1, 1)[0]  # 5 + 5, less 5 times the bias
-    tensor([5.], dtype=torch.float64)
+    >>> from tacit.gradients.toward import Decay
+    >>> toward = Toward(Decay({"w": nn.Parameter(torch.ones(2, 1))}, {"w": 0.1}), "w")
+    >>> along_found(norms, toward, torch.tensor([1.0, 0.0]), 1, 1)  # 5 + 5, less 5 times the bias
+    tensor([5.0000], dtype=torch.float64)
     """
-    eps = torch.finfo(torch.float32).eps
-    values = found.along.sum(dim=1, dtype=torch.float64)
-    error = found.size.sqrt().mul_(toward.length)
+    # by NumPy, for which so few numbers take a fraction of the time
+    values = found.along.numpy().sum(axis=1, dtype=np.float64)
+    error = np.sqrt(found.size.numpy()) * toward.length
     if bias is not None:
-        values = values - found.bias.double() @ bias.detach().double()
-        length = math.sqrt(positions) * float(torch.linalg.vector_norm(bias.detach()))
-        error = error.add_(found.gradient_size.sqrt(), alpha=length)
-    return values, error.mul_((window + positions + 8) * eps / 2)
+        b = bias.detach().numpy().astype(np.float64)
+        values -= (found.bias.numpy() * b).sum(axis=1)
+        error += np.sqrt(found.gradient_size.numpy() * (positions * (b * b).sum()))
+    return torch.from_numpy(values + (window + positions + 8) * torch.finfo(torch.float32).eps / 2 * error)
 
 
 class CompiledConv:
@@ -109,10 +112,12 @@ class CompiledConv:
         self.found: kernels.ConvGradients | kernels.ConvNorms | None = None
 
     def instantiated(
-        self, standardized: kernels.Standardized | None = None, added: Tensor | None = None
+        self, standardized: kernels.Standardized | None = None, decaying: Tensor | None = None, rate: float = 0.0
     ) -> kernels.ConvGradients:
         """The gradients, with their norms."""
-        found = kernels.conv_gradients(self.images, self.gradients, self.geometry, standardized, self.views, added)
+        found = kernels.conv_gradients(
+            self.images, self.gradients, self.geometry, standardized, self.views, decaying, rate
+        )
         self._bias, self.found = found.bias, found
         return found
 
@@ -143,12 +148,13 @@ class CompiledConv:
 
     def held(self, standardized: Callable[[], kernels.Standardized] | None = None) -> tuple[Tensor, Add]:
         """The way that holds the gradients, with their norms taken while they were made; those of a standardised weight if it
-        is given, else with the decay that was asked for."""
+        is given, which knows of its decay, else with the decay that was asked for."""
         if standardized is not None:
             found = self.instantiated(standardized())
+        elif self.toward is not None:
+            found = self.instantiated(None, at_least_float32(self.module.weight.detach()), self.toward.rate)
         else:
-            added = None if self.toward is None else self.toward.rate * self.module.weight.detach()
-            found = self.instantiated(added=added)
+            found = self.instantiated()
         return found.norms, found.weighted_sum
 
     def ghost(self) -> tuple[Tensor, Add]:
@@ -156,7 +162,7 @@ class CompiledConv:
         found = self.norms(outputs=None if self.toward is None else _outputs(self.module, self.inputs, self.toward))
         return not_negative(found.squares) + found.allowance, self.second_pass
 
-    def along(self) -> tuple[Tensor, Tensor]:
+    def along(self) -> Tensor:
         """After `ghost`, if it was asked for: see `along_found`."""
         assert self.toward is not None
         if not isinstance(self.found, kernels.ConvNorms):  # it was a way of another's

@@ -26,7 +26,7 @@ Add = Callable[[Tensor], Tensor]
 # A way to clip: called once, it gives the squared norms, [batch], and the function that adds up, given a factor an example. It
 # must hold that the norms are not below those of what is added up, whatever cancels.
 Way = Callable[[], tuple[Tensor, Add]]
-Along = Callable[[], tuple[Tensor, Tensor]]
+Along = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Contribution:
 
     `ghost` is a way that never holds those gradients, if there is one; `held` one that does and is faster than to take
     `per_example()` and add up. `along`, once one of the two was called, gives each example's inner product of its gradient with
-    the parameter itself, and how far rounding may have taken it from the truth, [batch] each; only if it was asked for. Where
-    `held_decays`, `held` has the decay that was asked for in it already.
+    the parameter itself, and as much more as rounding may have taken from it, [batch] in double precision; only if it was asked
+    for. Where `held_decays`, `held` has the decay that was asked for in it already.
 
     *Guarantee.* Row i of `per_example()` ([batch, *parameter.shape]) depends on example i alone; whichever way is taken, what is
     added up is the same, up to rounding.
@@ -146,6 +146,8 @@ def at_least_float32(tensor: Tensor) -> Tensor:
     >>> at_least_float32(torch.ones(1, dtype=torch.bfloat16)).dtype
     torch.float32
     """
+    if tensor.dtype == torch.float32:  # to ask takes longer
+        return tensor
     return tensor.to(torch.promote_types(tensor.dtype, torch.float32))
 
 

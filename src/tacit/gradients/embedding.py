@@ -48,13 +48,13 @@ def embedding(
 
         return squares, second_pass
 
-    def along() -> tuple[Tensor, Tensor]:
+    def along() -> Tensor:
         """Inner products of the sums with their rows of the weight, of `width` numbers each, and for the rounding of the squares
         beside them: over as many positions as there are."""
         assert toward is not None
         (pairs, sums, squares), summands = occurring[-1], width + tokens.shape[1] + 8
         products = (sums * module.weight.detach()[pairs % rows]).sum(dim=1).double()
         values = products.new_zeros(batch).index_add_(0, pairs // rows, products)
-        return values, squares.double().sqrt_().mul_(summands * torch.finfo(sums.dtype).eps / 2 * toward.length)
+        return values.add_(squares.sqrt(), alpha=summands * torch.finfo(sums.dtype).eps / 2 * toward.length)
 
     return {"weight": Contribution(per_example, ghost, None, True, None if toward is None else along)}

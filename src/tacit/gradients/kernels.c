@@ -150,33 +150,56 @@ static float *scratch_of(long floats)
 }
 
 /* Of one example's sums by channel ([squares, bias, totals, along][out]) the squared norm of its gradient, with what rounding may
- * have lost: sum_c squares, or, with coefficients k, sum_c k0 squares - k1 totals^2 - k2 along^2. What is not a number is infinite. */
+ * have lost, `allowance` of the sizes that were added up: sum_c squares, or, with coefficients k,
+ * sum_c k0 squares - k1 totals^2 - k2 along^2 + k3 along + k4, where |along| is at most the root of squares. What is not a number is
+ * infinite. */
 static double squared_norm(const float *sums, const double *k, long out, double allowance)
 {
-    double size = 0, removed = 0;
+    double size = 0, norm = 0;
     for (long c = 0; c < out; c++) {
-        const double total = k ? sums[2 * out + c] : 0, along = k ? sums[3 * out + c] : 0;
-        size += k ? k[c] * sums[c] : sums[c];
-        removed += k ? k[out + c] * total * total + k[2 * out + c] * along * along : 0;
+        const double squares = sums[c];
+        if (!k) {
+            size += squares;
+            continue;
+        }
+        const double total = sums[2 * out + c], along = sums[3 * out + c];
+        size += k[c] * squares + k[3 * out + c] * sqrt(squares) + k[4 * out + c];
+        norm += k[c] * squares - k[out + c] * total * total - k[2 * out + c] * along * along + k[3 * out + c] * along + k[4 * out + c];
     }
-    const double norm = size - removed;
+    if (!k)
+        norm = size;
     return isfinite(norm) && isfinite(size) ? (norm > 0 ? norm : 0) + allowance * size : INFINITY;
+}
+
+/* A weight [out][kernel] times a rate, in the order in which `conv_gradients` works: as it is if across, else [kernel][out, up to whole
+ * vectors]. */
+static float *laid_out(const float *weight, long out, long kernel, double rate, int across)
+{
+    const long wide = across ? out : round_up(out, WIDEST);
+    float *to = scratch_of(kernel * wide);
+    if (to && across)
+        for (long i = 0; i < out * kernel; i++)
+            to[i] = (float)rate * weight[i];
+    for (long first = 0; to && !across && first < wide; first += WIDEST)  /* so many channels' lines stay in the cache */
+        for (long k = 0; k < kernel; k++)
+            for (long c = first; c < first + WIDEST; c++)
+                to[k * wide + c] = c < out ? (float)rate * weight[c * kernel + k] : 0;
+    return to;
 }
 
 static PyObject *conv_gradients(PyObject *self, PyObject *args)
 {
     Conv s;
-    Py_ssize_t x_at, g_at, direction_at, coefficients_at, added_at, gradient_at, sums_at, norms_at;
-    double allowance;
+    Py_ssize_t x_at, g_at, direction_at, coefficients_at, weight_at, gradient_at, sums_at, norms_at;
+    double rate, allowance;
     int across, threads;
-    if (!PyArg_ParseTuple(args, "nnnnnnnn(lllll)(lll)(llllll)dpi", &x_at, &g_at, &direction_at, &coefficients_at, &added_at, &gradient_at,
+    if (!PyArg_ParseTuple(args, "nnnnnnnn(lllll)(lll)(llllll)ddpi", &x_at, &g_at, &direction_at, &coefficients_at, &weight_at, &gradient_at,
                           &sums_at, &norms_at, &s.batch, &s.views, &s.height, &s.width, &s.in, &s.rows, &s.columns,
-                          &s.out, &s.kernel_height, &s.kernel_width, &s.stride_height, &s.stride_width, &s.top, &s.left, &allowance,
+                          &s.out, &s.kernel_height, &s.kernel_width, &s.stride_height, &s.stride_width, &s.top, &s.left, &rate, &allowance,
                           &across, &threads))
         return NULL;
     s.padded_height = (s.rows - 1) * s.stride_height + s.kernel_height;
     s.padded_width = (s.columns - 1) * s.stride_width + s.kernel_width;
-    s.added = (const float *)added_at;
     const float *x = (const float *)x_at, *g = (const float *)g_at, *direction = (const float *)direction_at;
     const double *coefficients = (const double *)coefficients_at;
     float *gradient = (float *)gradient_at, *sums = (float *)sums_at;
@@ -184,11 +207,13 @@ static PyObject *conv_gradients(PyObject *self, PyObject *args)
     const long kernel = s.kernel_height * s.kernel_width * s.in, wide = round_up(s.out, WIDEST);
     const long block = block_rows(s.rows, s.columns);
     const ConvExample example = across ? chosen.conv_across : chosen.conv;
+    float *added = weight_at ? laid_out((const float *)weight_at, s.out, kernel, rate, across) : NULL;
+    s.added = added;
     const long floats = 4 * wide * (across ? WIDEST : 1) + block * s.columns * 2 * WIDEST + kernel * wide +
                         ((block - 1) * s.stride_height + s.kernel_height) * s.padded_width * s.in + WIDEST;
     const long images = s.views * s.height * s.width * s.in, maps = s.views * s.rows * s.columns * s.out;
     const long sum = (direction ? 4 : 2) * s.out;
-    int failed = 0;
+    int failed = weight_at && !added;
     Py_BEGIN_ALLOW_THREADS
 #pragma omp parallel num_threads(threads) reduction(| : failed)
     {
@@ -203,6 +228,7 @@ static PyObject *conv_gradients(PyObject *self, PyObject *args)
         free(scratch);
     }
     Py_END_ALLOW_THREADS
+    free(added);
     if (failed)
         return PyErr_NoMemory();
     Py_RETURN_NONE;
@@ -285,15 +311,16 @@ static PyObject *norm_gradients(PyObject *self, PyObject *args)
 }
 
 /* A weight [out][kernel] standardised by row: u_c = (w_c - mean) s_c with s_c = (kernel (variance + eps))^(-1/2). Written are u, like
- * the gradients of `conv_gradients` ([out][kernel] if across, else [kernel][out, up to whole vectors]), the scales s, and the coefficients with which
- * the squared norm of the projected gradients follows from sums over the plain ones: s^2, s^2 / kernel, s^2 (2 - |u_c|^2). */
+ * the gradients of `conv_gradients` ([out][kernel] if across, else [kernel][out, up to whole vectors]), the scales s, and the coefficients
+ * with which the squared norm of the projected gradients P, to which rate * w is added, follows from sums over the plain ones:
+ * s^2, s^2 / kernel, s^2 (2 - |u_c|^2), and of 2 rate <P_c, w_c> + rate^2 |w_c|^2, where <P_c, w_c> = eps kernel s^2 <u_c, G_c>. */
 static PyObject *standardize(PyObject *self, PyObject *args)
 {
     Py_ssize_t weight_at, u_at, scale_at, coefficients_at;
     long out, kernel;
-    double eps;
+    double eps, rate;
     int across;
-    if (!PyArg_ParseTuple(args, "nnnnlldp", &weight_at, &u_at, &scale_at, &coefficients_at, &out, &kernel, &eps, &across))
+    if (!PyArg_ParseTuple(args, "nnnnllddp", &weight_at, &u_at, &scale_at, &coefficients_at, &out, &kernel, &eps, &rate, &across))
         return NULL;
     const long wide = round_up(out, WIDEST);
     float *u = (float *)u_at, *scale = (float *)scale_at;
@@ -320,23 +347,26 @@ static PyObject *standardize(PyObject *self, PyObject *args)
         coefficients[c] = s * s;
         coefficients[out + c] = s * s / kernel;
         coefficients[2 * out + c] = s * s * (2 - length);
+        coefficients[3 * out + c] = 2 * rate * eps * kernel * s * s;
+        coefficients[4 * out + c] = rate * rate * (variance + kernel * mean * mean);
     }
     Py_RETURN_NONE;
 }
 
-/* In place: a sum of plain gradients G, laid out like u, becomes s (G_c - mean(G_c) - u_c <u_c, G_c>). */
+/* In place: a sum of plain gradients G, laid out like u, becomes s (G_c - mean(G_c) - u_c <u_c, G_c>) + amount * w_c. */
 static PyObject *project(PyObject *self, PyObject *args)
 {
-    Py_ssize_t gradient_at, u_at, scale_at;
+    Py_ssize_t gradient_at, u_at, scale_at, weight_at;
     long out, kernel;
+    double amount;
     int across;
-    if (!PyArg_ParseTuple(args, "nnnllp", &gradient_at, &u_at, &scale_at, &out, &kernel, &across))
+    if (!PyArg_ParseTuple(args, "nnnnlldp", &gradient_at, &u_at, &scale_at, &weight_at, &out, &kernel, &amount, &across))
         return NULL;
     const long wide = across ? 1 : round_up(out, WIDEST), step = across ? 1 : out;
     const float *scale = (const float *)scale_at;
     for (long c = 0; c < out; c++) {
         float *g = (float *)gradient_at + (across ? c * kernel : c);
-        const float *u = (const float *)u_at + (across ? c * kernel : c);
+        const float *u = (const float *)u_at + (across ? c * kernel : c), *w = (const float *)weight_at + c * kernel;
         double total = 0, along = 0;
 #pragma omp simd reduction(+ : total, along)
         for (long k = 0; k < kernel; k++) {
@@ -344,7 +374,7 @@ static PyObject *project(PyObject *self, PyObject *args)
             along += (double)g[k * step] * u[k * wide];
         }
         for (long k = 0; k < kernel; k++)
-            g[k * step] = (float)(scale[c] * (g[k * step] - total / kernel - along * u[k * wide]));
+            g[k * step] = (float)(scale[c] * (g[k * step] - total / kernel - along * u[k * wide]) + amount * w[k]);
     }
     Py_RETURN_NONE;
 }

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from tacit.gradients.buffers import Buffers
 from tacit.gradients.contribution import weighted_sum
@@ -98,8 +97,9 @@ class Geometry:
 
 @dataclass(frozen=True)
 class Standardized:
-    """A weight standardised by output channel (`standardized.py` has the formulas): u, as `laid_out`, the scales s, and the
-    coefficients with which the squared norm of a projected gradient follows from sums over a plain one.
+    """A weight standardised by output channel (`standardized.py` has the formulas): u, in the order in which `conv_gradients`
+    works, the scales s, and the coefficients with which the squared norm of a projected gradient, to which `rate` times the
+    weight is added, follows from sums over a plain one.
 
     *Guarantee.* It comes from the weight alone; sums are made in double precision.
 
@@ -112,26 +112,28 @@ class Standardized:
     scale: Tensor
     coefficients: Tensor
     across: bool
+    weight: Tensor
+    rate: float
 
     @classmethod
-    def of(cls, weight: Tensor, eps: float) -> Standardized:
+    def of(cls, weight: Tensor, eps: float, rate: float = 0.0) -> Standardized:
         weight = _dense(weight)
         out, kernel = len(weight), weight[0].numel()
         across = _across(weight.shape)
         u = weight.new_empty((out, kernel) if across else (kernel, out + -out % 16))
-        scale, coefficients = weight.new_empty(out), weight.new_empty(3, out, dtype=torch.float64)
+        scale, coefficients = weight.new_empty(out), weight.new_empty(5, out, dtype=torch.float64)
         places = (tensor.data_ptr() for tensor in (weight, u, scale, coefficients))
-        _kernels.standardize(*places, out, kernel, eps, across)
-        return cls(u, scale, coefficients, across)
+        _kernels.standardize(*places, out, kernel, eps, rate, across)
+        return cls(u, scale, coefficients, across, weight, rate)
 
-    def project(self, gradient: Tensor) -> None:
-        """Make the gradient of u, or a sum of such, that of the weight: in place, laid out as `conv_gradients` has it."""
+    def project(self, gradient: Tensor, factors: Tensor) -> None:
+        """Make a sum of gradients of u, with such factors, that of the weight's: in place, laid out like those."""
         assert gradient.is_contiguous()
         assert gradient.dtype == torch.float32
         out = len(self.scale)
-        _kernels.project(
-            gradient.data_ptr(), self.u.data_ptr(), self.scale.data_ptr(), out, gradient.numel() // out, self.across
-        )
+        places = (tensor.data_ptr() for tensor in (gradient, self.u, self.scale, self.weight))
+        amount = self.rate * float(factors.sum(dtype=torch.float64)) if self.rate else 0.0
+        _kernels.project(*places, out, gradient.numel() // out, amount, self.across)
 
 
 @dataclass(frozen=True)
@@ -140,7 +142,7 @@ class ConvGradients:
     order in memory; their squared norms ([batch]), with what rounding may have taken from them; and, per example and output
     channel ([batch, out]): the sum of the weight gradient's squares, the sum of the output gradient (the bias's gradient) and,
     if a standardised weight was given, the sum of the weight gradient's entries and its inner product with u. The norms are
-    then those of the projected gradients, and what is added up is projected.
+    then those of the projected gradients, with their decay, and so is what is added up.
 
     *Guarantee.* Row i comes from example i alone, and a norm is not below that of what is added up.
 
@@ -160,10 +162,10 @@ class ConvGradients:
         return self.rows.permute(0, *(axis + 1 for axis in self.order))
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
-        """sum_i factors[i] * gradients[i], projected if the weight is standardised"""
+        """sum_i factors[i] * gradients[i], projected and with its decay if the weight is standardised"""
         added = weighted_sum(self.rows, factors)
         if self.standardized is not None:
-            self.standardized.project(added)
+            self.standardized.project(added, factors)
         return added.permute(self.order)
 
     @property
@@ -189,12 +191,13 @@ def conv_gradients(
     geometry: Geometry,
     standardized: Standardized | None = None,
     views: int = 1,
-    added: Tensor | None = None,
+    decaying: Tensor | None = None,
+    rate: float = 0.0,
 ) -> ConvGradients:
     """sum_t g_t a_t^T of each example, with a_t the window of the zero-padded image at output position t.
 
-    So many `views`, images one after the other, are one example: its gradient is the sum of theirs. What is `added` to every
-    example's gradient has the weight's shape.
+    So many `views`, images one after the other, are one example: its gradient is the sum of theirs. Of a weight that is
+    `decaying`, `rate` times as much is added to every example's gradient.
 
     *Guarantee.* Row i comes from example i's rows of `x` and `g` alone; sums over positions are made in float32. Norms allow for
     the rounding of their sums: over n numbers it is at most n eps/2 of the squares; a projected gradient's norm consists of three
@@ -210,8 +213,11 @@ def conv_gradients(
     assert images == same == batch * views
     across = _across((out, channels, *geometry.kernel))
     assert standardized is None or (standardized.across == across and len(standardized.scale) == out)
-    assert added is None or (standardized is None and added.shape == (out, channels, *geometry.kernel))
-    laid = None if added is None else laid_out(added)
+    if decaying is not None:
+        decaying = _dense(decaying)
+        assert standardized is None
+        assert usable(decaying)
+        assert decaying.shape == (out, channels, *geometry.kernel)
     shape = (out, *geometry.kernel, channels) if across else (*geometry.kernel, channels, out)
     rows = _buffers.take((batch, *shape))
     sums = x.new_empty(batch, 2 if standardized is None else 4, out)
@@ -221,13 +227,14 @@ def conv_gradients(
         g.data_ptr(),
         0 if standardized is None else standardized.u.data_ptr(),
         0 if standardized is None else standardized.coefficients.data_ptr(),
-        0 if laid is None else laid.data_ptr(),
+        0 if decaying is None else decaying.data_ptr(),
         rows.data_ptr(),
         sums.data_ptr(),
         norms.data_ptr(),
         (batch, views, height, width, channels),
         (down, along, out),
         geometry.windows,
+        rate,
         (1 if standardized is None else 4)
         * summands_of(channels * math.prod(geometry.kernel))
         * torch.finfo(torch.float32).eps,
@@ -235,26 +242,6 @@ def conv_gradients(
         torch.get_num_threads(),
     )
     return ConvGradients(rows, (0, 3, 1, 2) if across else (3, 2, 0, 1), sums, norms, standardized)
-
-
-def laid_out(weight: Tensor) -> Tensor:
-    """Numbers of a weight's shape, in the order of the axes in which `conv_gradients` works and filled up to whole vectors, in
-    memory of their own.
-
-    *Guarantee.* The same numbers, and zeros.
-
-    >>> laid_out(torch.tensor([-1.0, 0.0, 2.0]).view(1, 1, 1, 3))[:, 0]
-    tensor([-1.,  0.,  2.])
-    """
-    out = len(weight)
-    rows = weight.to(torch.float32).permute(0, 2, 3, 1).reshape(out, -1)
-    if _across(weight.shape):
-        return rows.clone()
-    return (
-        F.pad(rows, (0, 0, 0, -out % 16)).t().contiguous()
-        if out % 16
-        else rows.t().clone(memory_format=torch.contiguous_format)
-    )
 
 
 def summands_of(window: int) -> int:

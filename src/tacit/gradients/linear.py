@@ -13,6 +13,7 @@ from tacit.gradients.compiled import along_found
 from tacit.gradients.contribution import (
     Add,
     Contribution,
+    at_least_float32,
     ghost_is_cheaper,
     not_negative,
     rounding_allowance,
@@ -68,7 +69,7 @@ def linear(
     return {"weight": weight, "bias": Contribution(lambda: g.sum(dim=1))}
 
 
-def _along(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward) -> tuple[Tensor, Tensor]:
+def _along(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward) -> Tensor:
     outputs, bias = _outputs(module, a, toward)
     return along_outputs(outputs.movedim(-1, 1), g.movedim(-1, 1), toward, bias, squared_norms(a), a.shape[-1])
 
@@ -78,24 +79,24 @@ def _one_position(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward | None
 
     @cache
     def lengths() -> tuple[Tensor, Tensor]:
-        return torch.linalg.vector_norm(a, dim=1), torch.linalg.vector_norm(g, dim=1)
+        """Of the products, and of the gradients alone; not squares, of which one may leave the range of a float."""
+        of_gradient = torch.linalg.vector_norm(g, dim=1)
+        return torch.linalg.vector_norm(a, dim=1) * of_gradient, of_gradient
 
     def ghost() -> tuple[Tensor, Add]:
-        length, of_gradient = lengths()
-        # not a product of squares, one of which may leave the range of a float
-        norms = (length * of_gradient).square()
-        return norms, lambda factors: torch.mm((g * factors.to(g.dtype).unsqueeze(1)).t(), a)
+        return lengths()[0].square(), lambda factors: torch.mm((g * factors.to(g.dtype).unsqueeze(1)).t(), a)
 
-    def along() -> tuple[Tensor, Tensor]:
+    def along() -> Tensor:
+        """As `along_outputs` has it; its error is as many roundings of |W| |a| |g| + |b| |g|, and a few for the error itself."""
         assert toward is not None
         outputs, bias = _outputs(module, a, toward)
         length, of_gradient = lengths()
-        values = (g * outputs).sum(dim=1, dtype=torch.float64)
-        error = (length * of_gradient).double() * toward.length
+        error = length * toward.length
         if bias is not None:
-            values -= torch.mv(g.double(), bias.double())
+            outputs = outputs - bias
             error.add_(of_gradient, alpha=float(torch.linalg.vector_norm(bias)))
-        return values, error.mul_((a.shape[1] + 8) * torch.finfo(g.dtype).eps / 2)
+        values = (g * outputs).sum(dim=1, dtype=torch.float64)
+        return values.add_(error, alpha=(a.shape[1] + 12) * torch.finfo(g.dtype).eps / 2)
 
     return {
         "weight": Contribution(
@@ -139,10 +140,10 @@ class _Row:
         self.found: kernels.ConvNorms | None = None
 
     def held(self) -> tuple[Tensor, Add]:
-        added = None
+        weight, rate = None, 0.0
         if self.toward is not None:
-            added = self.toward.rate * self.module.weight.detach()[:, :, None, None]
-        found = kernels.conv_gradients(_row(self.a), _row(self.g), _ONE, added=added)
+            weight, rate = at_least_float32(self.module.weight.detach())[:, :, None, None], self.toward.rate
+        found = kernels.conv_gradients(_row(self.a), _row(self.g), _ONE, decaying=weight, rate=rate)
 
         def add(factors: Tensor) -> Tensor:
             return found.weighted_sum(factors)[:, :, 0, 0]
@@ -156,7 +157,7 @@ class _Row:
         self.found = found = kernels.conv_norms(_row(self.a), _row(self.g), _ONE, outputs=outputs)
         return not_negative(found.squares) + found.allowance, partial(_second_pass, self.a, self.g)
 
-    def along(self) -> tuple[Tensor, Tensor]:
+    def along(self) -> Tensor:
         assert self.found is not None
         assert self.toward is not None
         return along_found(self.found, self.toward, self.module.bias, self.a.shape[2], self.a.shape[1])

@@ -57,7 +57,7 @@ def contributions(call: Call, layout: Layout, decay: Decay | None = None) -> dic
         # on the CPU: elsewhere products may be made in less than float32
         if decay is not None and weight is not None and decay.is_large(weight) and gradient.device.type == "cpu":
             changed = call.kept is not None and call.kept._version != call.kept_version
-            toward = Toward(decay.length(weight), decay.rates[weight], None if changed else call.kept)
+            toward = Toward(decay, weight, None if changed else call.kept)
         found = _by_rule(unit.rule, unit.module, inputs, gradient, layout.views, toward)
     return {name: found[inner] for inner, name in unit.parameters.items()}
 

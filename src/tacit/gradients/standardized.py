@@ -8,7 +8,8 @@ If G_c is the gradient with respect to u_c, the chain rule gives the gradient wi
 
     s_c (G_c - mean(G_c) - u_c <u_c, G_c>),    of squared norm    s_c^2 (|G_c|^2 - K mean(G_c)^2 - (2 - r_c) <u_c, G_c>^2).
 
-It is linear in G_c: a weighted sum over examples is projected once, after it was added up.
+It is linear in G_c: a weighted sum over examples is projected once, after it was added up. Its inner product with the weight
+itself, w_c = u_c / s_c + m_c, is (1 - r_c) <u_c, G_c>, with 1 - r_c = eps / (v_c + eps) = eps K s_c^2.
 """
 
 from __future__ import annotations
@@ -113,7 +114,8 @@ def standardized_conv(
 
     def held_compiled() -> tuple[Tensor, Add]:
         assert compiled is not None
-        return compiled.held(lambda: kernels.Standardized.of(at_least_float32(weight), module.eps))
+        rate = 0.0 if toward is None else toward.rate
+        return compiled.held(lambda: kernels.Standardized.of(at_least_float32(weight), module.eps, rate))
 
     def ghost() -> tuple[Tensor, Add]:
         u, scale = standardized()
@@ -123,11 +125,6 @@ def standardized_conv(
         return _ghost_compiled(compiled, u, scale, outputs).way()
 
     uses_kernels = compiled is not None and kernels.usable(weight)
-
-    def along() -> tuple[Tensor, Tensor]:
-        assert compiled is not None
-        return _along(compiled)
-
     return {
         "weight": Contribution(
             per_example,
@@ -135,7 +132,7 @@ def standardized_conv(
             # None on accelerators, where convolutions may run in less than float32.
             ghost if gradients.device.type == "cpu" and views == 1 and toward is None else None,
             held_compiled if uses_kernels else held,
-            along=along if uses_kernels and toward is not None else None,
+            held_decays=uses_kernels and toward is not None,
         ),
         "bias": Contribution(
             (lambda: conv(module, inputs, gradients, views)["bias"].per_example())
@@ -143,19 +140,6 @@ def standardized_conv(
             else compiled.bias
         ),
     }
-
-
-def _along(compiled: CompiledConv) -> tuple[Tensor, Tensor]:
-    """<P_c, w_c> of the projected gradient P_c and the weight itself, w_c = u_c / s_c + m_c, which is (1 - r_c) <u_c, G_c>, with
-    1 - r_c = eps / (v_c + eps) = eps K s_c^2; and by how much rounding may have changed it, as for a plain convolution."""
-    found, module = compiled.found, compiled.module
-    assert isinstance(found, kernels.ConvGradients)
-    assert found.standardized is not None
-    assert isinstance(module, WeightStandardizedConv2d)
-    kept = module.eps * module.weight[0].numel() * found.standardized.coefficients[0]
-    summands = kernels.summands_of(module.weight[0].numel())
-    error = summands * torch.finfo(torch.float32).eps / 2 * kept.norm() * found.squares.double().sum(dim=1).sqrt()
-    return found.along.double() @ kept, error
 
 
 @dataclass(frozen=True)

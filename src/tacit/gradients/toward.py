@@ -18,22 +18,6 @@ from tacit.gradients.contribution import at_least_float32, squared_norms
 _SMALL = 512
 
 
-@dataclass(frozen=True)
-class Toward:
-    """Asks a rule for `Contribution.along`, or for a way that has the decay in it already. `length` is the norm of the weight,
-    `rate` its decay; `outputs` is what the call gave, if it was kept; else it is computed once more.
-
-    *Guarantee.* Plain data.
-
-    >>> Toward(1.0, 0.1).outputs is None
-    True
-    """
-
-    length: float
-    rate: float
-    outputs: Tensor | None = None
-
-
 class Decay:
     """What is added to every example's gradient: so many times the parameter, by name. Made anew when parameters have changed.
 
@@ -85,10 +69,35 @@ class Decay:
         return rows.add_(torch.cat([self.rates.get(name, 0.0) * part for name, part in zip(names, flat)]))
 
 
+@dataclass(frozen=True)
+class Toward:
+    """Asks a rule for `Contribution.along`, or for a way that has the decay in it already: `decay` of the weight of this `name`.
+    `outputs` is what the call gave, if it was kept; else it is computed once more.
+
+    *Guarantee.* Plain data.
+
+    >>> toward = Toward(Decay({"w": nn.Parameter(torch.tensor([3.0, 4.0]))}, {"w": 0.5}), "w")
+    >>> toward.length, toward.rate
+    (5.0, 0.5)
+    """
+
+    decay: Decay
+    name: str
+    outputs: Tensor | None = None
+
+    @property
+    def length(self) -> float:
+        return self.decay.length(self.name)
+
+    @property
+    def rate(self) -> float:
+        return self.decay.rates[self.name]
+
+
 def along_outputs(
     outputs: Tensor, gradients: Tensor, toward: Toward, bias: Tensor | None, inputs_size: Tensor, window: int
-) -> tuple[Tensor, Tensor]:
-    """Of a layer with the channels on axis 1 of its outputs: <G, W> of each example, and by how much rounding may have changed
+) -> Tensor:
+    """Of a layer with the channels on axis 1 of its outputs: <G, W> of each example, and what rounding may have taken from
     it. `bias` is what is in the outputs beside W a_t; `inputs_size` is sum_t |a_t|^2, or more ([batch]); `window` is K, how many
     numbers a_t has.
 
@@ -99,8 +108,9 @@ def along_outputs(
     *Guarantee.* Row i comes from row i of `outputs` and `gradients` alone.
 
     >>> y, g = torch.tensor([[3.0]]), torch.tensor([[2.0]])
-    >>> along_outputs(y, g, Toward(1.0, 0.1), torch.tensor([1.0]), torch.tensor([4.0]), 1)[0]
-    tensor([4.], dtype=torch.float64)
+    >>> toward = Toward(Decay({"w": nn.Parameter(torch.ones(1, 1))}, {"w": 0.1}), "w")
+    >>> along_outputs(y, g, toward, torch.tensor([1.0]), torch.tensor([4.0]), 1)
+    tensor([4.0000], dtype=torch.float64)
     """
     values = (gradients * outputs).flatten(1).sum(dim=1, dtype=torch.float64)
     own = squared_norms(gradients).double()
@@ -109,4 +119,4 @@ def along_outputs(
         positions = math.prod(gradients.shape[2:])
         values = values - gradients.reshape(*gradients.shape[:2], -1).sum(dim=2, dtype=torch.float64) @ bias.double()
         error = error + float(torch.linalg.vector_norm(bias)) * (positions * own).sqrt()
-    return values, (window + 8) * torch.finfo(gradients.dtype).eps / 2 * error
+    return values + (window + 8) * torch.finfo(gradients.dtype).eps / 2 * error
