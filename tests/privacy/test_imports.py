@@ -23,6 +23,8 @@ LIGHT = [
     "driven",
     "dice",
     "spending",
+    "signature",
+    "schema",
 ]
 
 

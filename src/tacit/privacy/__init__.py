@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from tacit.privacy.randomness import Randomness
     from tacit.privacy.sampling import PoissonSampler
     from tacit.privacy.schedules import Constant, Linear, NoiseSchedule
+    from tacit.privacy.schema import certificate_schema
+    from tacit.privacy.signature import Verified, load_key, new_key, sign, verified
     from tacit.privacy.spending import epsilon_along, equal_constant
     from tacit.privacy.statistics import BoundedSum
     from tacit.privacy.validation import UserError
@@ -50,7 +52,9 @@ _HOMES = {
     "Randomness": "randomness",
     "Table": "curricula",
     "UserError": "validation",
+    "Verified": "signature",
     "certificate_of": "certificate",
+    "certificate_schema": "schema",
     "clip_factors": "clipping",
     "composed_certificate": "composition",
     "dice_epsilon": "dice",
@@ -61,7 +65,11 @@ _HOMES = {
     "epsilon_of": "accounting",
     "epsilon_of_all": "accounting",
     "equal_constant": "spending",
+    "load_key": "signature",
+    "new_key": "signature",
     "read_ledger": "ledger",
+    "sign": "signature",
+    "verified": "signature",
     "verify": "certificate",
 }
 
@@ -88,7 +96,9 @@ __all__ = [
     "Randomness",
     "Table",
     "UserError",
+    "Verified",
     "certificate_of",
+    "certificate_schema",
     "clip_factors",
     "composed_certificate",
     "dice_epsilon",
@@ -99,7 +109,11 @@ __all__ = [
     "epsilon_of",
     "epsilon_of_all",
     "equal_constant",
+    "load_key",
+    "new_key",
     "read_ledger",
+    "sign",
+    "verified",
     "verify",
 ]
 

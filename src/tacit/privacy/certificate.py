@@ -38,6 +38,7 @@ _BESIDE = {
 
 # Epsilon is rounded up to a millionth, so that the certificate never claims less than was computed.
 _UNITS = 1_000_000
+_LARGEST = 1 << 26  # bytes of a certificate.json; a schedule with another level at each of a million steps fits
 
 
 def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
@@ -162,6 +163,14 @@ def verify(run_directory: str | os.PathLike[str]) -> dict[str, Any]:
     certificate, epsilon first, equals the one computed here anew; and if `model.safetensors` is there, that it is the model which
     the certificate is about.
     """
+    return verified_content(run_directory)[0]
+
+
+def verified_content(run_directory: str | os.PathLike[str]) -> tuple[dict[str, Any], bytes]:
+    """What `verify` returns, and the very bytes of `certificate.json` that it was read from: what a signature is made of.
+
+    *Guarantee.* That of `verify`; the file is read once, so that nobody can exchange it between the check and the signature.
+    """
     directory = Path(run_directory)
     path = directory / "certificate.json"
     if not directory.is_dir():
@@ -172,7 +181,8 @@ def verify(run_directory: str | os.PathLike[str]) -> dict[str, Any]:
             f"{directory} holds no certificate.json yet; finish the run with `tacit train --resume --out {directory}`"
         )
     try:
-        found = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_duplicates)
+        content = _read(path)
+        found = json.loads(content.decode("utf-8"), object_pairs_hook=without_duplicates)
         ledger, digest = found["ledger"], found.pop("digest")
         covered = (int(ledger["entries"]), str(ledger["head"]))
         computed = _digest(found)
@@ -204,12 +214,25 @@ def verify(run_directory: str | os.PathLike[str]) -> dict[str, Any]:
         if not same or key not in found:
             raise UserError(f"the certificate says {key} = {given!r}, but its ledger gives {value!r}")
     model = directory / "model.safetensors"
-    if model.exists() and sha256_of(model) != expected["model_sha256"]:
+    try:
+        same_model = not model.exists() or sha256_of(model) == expected["model_sha256"]
+    except OSError as error:
+        raise UserError(f"{model} cannot be read: {error.strerror}; whether it is the model cannot be told") from None
+    if not same_model:
         raise UserError(f"{model} is not the model of this certificate: its SHA-256 differs")
     unknown = sorted(set(found) - set(expected))
     if unknown:
         raise UserError(f"the certificate holds {unknown[0]!r}, which its ledger does not support")
-    return {**found, "digest": digest}
+    return {**found, "digest": digest}, content
+
+
+def _read(path: Path) -> bytes:
+    """A certificate's bytes; of a file that no run of ours can have written, not even the first gigabyte is held."""
+    with open(path, "rb") as file:
+        content = file.read(_LARGEST + 1)
+    if len(content) > _LARGEST:
+        raise ValueError
+    return content
 
 
 def sha256_of(path: Path) -> str:
@@ -319,8 +342,12 @@ def _close(given: Any, expected: float | None) -> bool:
     return type(given) is float and given >= 0 and abs(given - expected) <= 2 / _UNITS * max(1.0, expected)
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object in which no key stands twice: whoever reads the first must not see another value than we do."""
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object in which no key stands twice: whoever reads the first must not see another value than we do.
+
+    >>> json.loads('{"a": 1, "b": 2}', object_pairs_hook=without_duplicates)
+    {'a': 1, 'b': 2}
+    """
     if len(dict(pairs)) != len(pairs):
         raise ValueError
     return dict(pairs)
