@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import os
 import shlex
 import sys
@@ -74,5 +75,7 @@ def _passphrase(path: str, *, new: bool = False) -> str:
         return os.environ[PASSPHRASE]
     if not sys.stdin.isatty():
         raise UserError(f"{path} needs a passphrase, and there is nobody to ask; set {PASSPHRASE}")
-    given: str = typer.prompt(f"passphrase of {path}", hide_input=True, confirmation_prompt=new, err=True)
+    given = getpass.getpass(f"passphrase of {path}: ")
+    if new and getpass.getpass("once more: ") != given:
+        raise UserError("the two passphrases differ; no key was made")
     return given

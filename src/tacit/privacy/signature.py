@@ -226,8 +226,9 @@ def load_key(path: str | os.PathLike[str], passphrase: Callable[[], str] | None 
     except TypeError:  # it is encrypted
         if passphrase is None:
             raise UserError(f"{path} is encrypted; its passphrase is needed") from None
+        given = passphrase().encode()
         try:
-            key = load_pem_private_key(pem, passphrase().encode())
+            key = load_pem_private_key(pem, given)
         except (ValueError, TypeError, UnsupportedAlgorithm):
             raise UserError(f"{path} cannot be opened: the passphrase is wrong, or the file is damaged") from None
     except (ValueError, UnsupportedAlgorithm):
