@@ -296,7 +296,11 @@ def caveats_of(entries: Sequence[Entry], delta: float) -> tuple[list[str], list[
     if len(releases) < steps:
         caveats.append(
             f"the run stopped after {len(releases)} of {steps} planned releases; epsilon is that of "
-            + ("all that its filter would let through" if is_filtered(entries) else "those made")
+            + (
+                "all that its filter would let through"
+                if is_filtered(entries)
+                else "those made, and holds if it was not what they showed that decided when to stop"
+            )
         )
     caveats.append(
         "noise and sums are floating-point numbers; attacks on their last bits and on timing are out of scope"

@@ -311,7 +311,7 @@ def _up(number: float, decimals: int) -> float:
     >>> _up(2.9990001, 3), _up(3.0, 3)
     (3.0, 3.0)
     """
-    scale = 10**decimals
+    scale = 10.0**decimals
     return math.ceil(number * scale - 1e-9) / scale
 
 
