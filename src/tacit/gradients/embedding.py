@@ -34,13 +34,14 @@ def embedding(
         found = g.new_zeros(batch * rows, width).index_add_(0, keys, g.flatten(0, 1))
         return found.view(batch, rows, width)
 
-    occurring: list[tuple[Tensor, Tensor, Tensor]] = []  # pairs, their sums, and the squared norms
+    occurring: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # examples and tokens, their sums, and the squared norms
 
     def ghost() -> tuple[Tensor, Add]:
         pairs, where = torch.unique(keys, return_inverse=True)
         sums = g.new_zeros(len(pairs), width).index_add_(0, where, g.flatten(0, 1))
-        squares = g.new_zeros(batch).index_add_(0, pairs // rows, sums.square().sum(dim=1))
-        occurring.append((pairs, sums, squares))
+        owners = pairs // rows
+        squares = g.new_zeros(batch).index_add_(0, owners, sums.square().sum(dim=1))
+        occurring.append((owners, pairs - owners * rows, sums, squares))
 
         def second_pass(factors: Tensor) -> Tensor:
             scaled = g * factors.to(g.dtype)[:, None, None]
@@ -52,9 +53,10 @@ def embedding(
         """Inner products of the sums with their rows of the weight, of `width` numbers each, and for the rounding of the squares
         beside them: over as many positions as there are."""
         assert toward is not None
-        (pairs, sums, squares), summands = occurring[-1], width + tokens.shape[1] + 8
-        products = (sums * module.weight.detach()[pairs % rows]).sum(dim=1).double()
-        values = products.new_zeros(batch).index_add_(0, pairs // rows, products)
+        (owners, held, sums, squares), summands = occurring[-1], width + tokens.shape[1] + 8
+        weights = module.weight.detach().index_select(0, held).to(sums.dtype)
+        products = torch.bmm(sums.unsqueeze(1), weights.unsqueeze(2)).flatten().double()  # without a tensor of all the products
+        values = products.new_zeros(batch).index_add_(0, owners, products)
         return values.add_(squares.sqrt(), alpha=summands * torch.finfo(sums.dtype).eps / 2 * toward.length)
 
     return {"weight": Contribution(per_example, ghost, None, True, None if toward is None else along)}
