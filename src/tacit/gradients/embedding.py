@@ -34,7 +34,9 @@ def embedding(
         found = g.new_zeros(batch * rows, width).index_add_(0, keys, g.flatten(0, 1))
         return found.view(batch, rows, width)
 
-    occurring: list[tuple[Tensor, Tensor, Tensor, Tensor]] = []  # examples and tokens, their sums, and the squared norms
+    occurring: list[
+        tuple[Tensor, Tensor, Tensor, Tensor]
+    ] = []  # examples and tokens, their sums, and the squared norms
 
     def ghost() -> tuple[Tensor, Add]:
         pairs, where = torch.unique(keys, return_inverse=True)
@@ -55,7 +57,9 @@ def embedding(
         assert toward is not None
         (owners, held, sums, squares), summands = occurring[-1], width + tokens.shape[1] + 8
         weights = module.weight.detach().index_select(0, held).to(sums.dtype)
-        products = torch.bmm(sums.unsqueeze(1), weights.unsqueeze(2)).flatten().double()  # without a tensor of all the products
+        products = (
+            torch.bmm(sums.unsqueeze(1), weights.unsqueeze(2)).flatten().double()
+        )  # without a tensor of all the products
         values = products.new_zeros(batch).index_add_(0, owners, products)
         return values.add_(squares.sqrt(), alpha=summands * torch.finfo(sums.dtype).eps / 2 * toward.length)
 

@@ -178,7 +178,10 @@ STUDY = Study(
     ]
     + [
         Comparison(
-            "better/thirty-epochs", "resnet20/rmsprop", "one norm and a large step do better than forty groups", whose="Ours"
+            "better/thirty-epochs",
+            "resnet20/rmsprop",
+            "one norm and a large step do better than forty groups",
+            whose="Ours",
         ),
     ],
     curves={network: [f"{network}/{name}" for name in ("rmsprop", "sgd", "adagrad")] for network in _MODELS}
