@@ -105,6 +105,56 @@ def test_what_is_added_to_every_gradient(
 
 
 @SLOW
+@given(
+    inputs=st.sampled_from([1, 7, 16, 33, 512]),
+    outputs=st.sampled_from([1, 3, 16, 37]),
+    rate=st.sampled_from([0.0, 0.01, 3.0]),
+    biased=st.booleans(),
+    cancels=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_norms_of_products_with_their_decay(
+    instructions: str, inputs: int, outputs: int, rate: float, biased: bool, cancels: bool, seed: int
+) -> None:
+    """Never below those of what is added up, also where decay and gradient nearly cancel, and hardly above them."""
+    torch.manual_seed(seed)
+    layer = nn.Linear(inputs, outputs, bias=biased)
+    a, g = torch.randn(5, inputs), torch.randn(5, outputs)
+    if cancels and rate:  # the third example's gradient is the weight's, turned round
+        with torch.no_grad():
+            layer.weight.copy_(-g[2].unsqueeze(1) * a[2] / rate)
+    weight = layer.weight.detach()
+    products = g.double().unsqueeze(2) * a.double().unsqueeze(1)
+    plain = kernels.outer_norms(a, g)
+    close(plain, products.square().sum(dim=(1, 2)))
+    bias = None if layer.bias is None else layer.bias.detach()
+    length = float(weight.double().norm())
+    found = kernels.outer_norms(a, g, layer(a).detach(), bias, length=length, rate=rate)
+    expected = (products + rate * weight.double()).square().sum(dim=(1, 2))
+    size = products.square().sum(dim=(1, 2)) + (rate * length) ** 2
+    if bias is not None:
+        size = size + rate * g.double().norm(dim=1) * float(bias.norm())
+    assert (found >= expected - 1e-14 * size).all()
+    assert (found <= expected + (inputs + 16) * 2**-23 * size).all()
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_products_norm_is_not_finite_where_it_is_not_and_no_other_changes(instructions: str, bad: float) -> None:
+    torch.manual_seed(0)
+    a, g, y = torch.randn(4, 9), torch.randn(4, 3), torch.randn(4, 3)
+    options = {"length": 1.0, "rate": 0.5}
+    before = kernels.outer_norms(a, g, y, **options)
+    for tensor in (a, g, y):
+        kept = tensor[1, 2].item()
+        tensor[1, 2] = bad
+        after = kernels.outer_norms(a, g, y, **options)
+        assert not after[1].isfinite()
+        others = [0, 2, 3]
+        assert torch.equal(after[others], before[others])
+        tensor[1, 2] = kept
+
+
+@SLOW
 @given(case=convolutions(), turned=st.booleans(), rate=st.sampled_from([0.0, 0.01, 3.0]))
 def test_gradients_of_a_standardised_weight(
     instructions: str, case: tuple[nn.Conv2d, Tensor, Tensor], turned: bool, rate: float

@@ -124,7 +124,7 @@ class Adding:
             if len(uses) == 1:
                 ghost = is_ghost(uses, self._strategy)
                 way = uses[0].ghost if ghost else uses[0].held
-                if decays and not ghost and uses[0].held_decays:
+                if decays and (uses[0].ghost_decays if ghost else uses[0].held_decays):
                     decays = False
                 elif decays and uses[0].along is None:
                     way = None
@@ -163,7 +163,7 @@ class Adding:
                 return None, norms
             factors = clip_factors(norms, self._clipping).t().contiguous().unbind()  # by group
             sums = {name: add(factors[self._group_of[name]]) for name, add in self._large.items()}
-            if self._decay is not None:
+            if self._decay is not None and self._decaying:
                 totals = [float(values.sum(dtype=torch.float64)) for values in factors]
                 for name in self._decaying:
                     if name not in sums:

@@ -36,7 +36,7 @@ class Contribution:
     `ghost` is a way that never holds those gradients, if there is one; `held` one that does and is faster than to take
     `per_example()` and add up. `along`, once one of the two was called, gives each example's inner product of its gradient with
     the parameter itself, and as much more as rounding may have taken from it, [batch] in double precision; only if it was asked
-    for. Where `held_decays`, `held` has the decay that was asked for in it already.
+    for. Where `held_decays`, `held` has the decay that was asked for in it already, and where `ghost_decays`, `ghost` has.
 
     *Guarantee.* Row i of `per_example()` ([batch, *parameter.shape]) depends on example i alone; whichever way is taken, what is
     added up is the same, up to rounding.
@@ -52,6 +52,7 @@ class Contribution:
     ghost_is_cheaper: bool = False
     along: Along | None = None
     held_decays: bool = False
+    ghost_decays: bool = False
 
 
 def squared_norms(per_example: Tensor) -> Tensor:

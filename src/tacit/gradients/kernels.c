@@ -100,6 +100,7 @@ static const float *padded_rows(const Conv *s, const float *x, long first, long 
 
 typedef void (*ConvExample)(const Conv *, const float *, const float *, const float *, float *, float *, float *);
 typedef void (*NormExample)(const Norm *, const float *, const float *, const float *, float *, float *, float *, double *);
+typedef void (*OuterExample)(const float *, long, const float *, long, const float *, const float *, double *);
 typedef double (*GhostExample)(const Conv *, const float *, const float *, const float *, const float *, float *, double *, float *);
 
 typedef struct {
@@ -107,10 +108,11 @@ typedef struct {
     ConvExample conv, conv_across;
     GhostExample ghost;
     NormExample norm, layer_norm;
+    OuterExample outer;
 } Version;
 
 #define VERSION(set) \
-    {#set, conv_example_##set, conv_example_across_##set, ghost_example_##set, norm_example_##set, layer_norm_example_##set}
+    {#set, conv_example_##set, conv_example_across_##set, ghost_example_##set, norm_example_##set, layer_norm_example_##set, outer_example_##set}
 static const Version versions[] = {
     VERSION(any),
 #if defined(__x86_64__)
@@ -310,6 +312,36 @@ static PyObject *norm_gradients(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Squared norms of products g a^T, an example each; with the outputs y = W a + b, of g a^T + rate W, where `length` is |W|: what
+ * rounding may have taken from <g, y - b> is allowed for, `allowance` times |g| (|W| |a| + |b|). */
+static PyObject *outer_norms(PyObject *self, PyObject *args)
+{
+    Py_ssize_t a_at, g_at, y_at, bias_at, norms_at;  /* y, bias: 0 if there is none */
+    long batch, in, out;
+    double length, rate, allowance;
+    int threads;
+    if (!PyArg_ParseTuple(args, "nnnnn(lll)dddi", &a_at, &g_at, &y_at, &bias_at, &norms_at, &batch, &in, &out, &length, &rate,
+                          &allowance, &threads))
+        return NULL;
+    const float *a = (const float *)a_at, *g = (const float *)g_at, *y = (const float *)y_at, *bias = (const float *)bias_at;
+    double *norms = (double *)norms_at, size = 0;
+    for (long k = 0; bias && k < out; k++)
+        size += (double)bias[k] * bias[k];
+    const double of_bias = sqrt(size);
+    const OuterExample example = chosen.outer;
+    Py_BEGIN_ALLOW_THREADS
+#pragma omp parallel for num_threads(threads) if (batch * (in + out) > 1 << 18)
+    for (long i = 0; i < batch; i++) {
+        double sums[3];
+        example(a + i * in, in, g + i * out, out, y ? y + i * out : NULL, bias, sums);
+        norms[i] = sums[0] * sums[1];
+        if (y)
+            norms[i] += rate * (2 * (sums[2] + allowance * sqrt(sums[1]) * (length * sqrt(sums[0]) + of_bias)) + rate * length * length);
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 /* A weight [out][kernel] standardised by row: u_c = (w_c - mean) s_c with s_c = (kernel (variance + eps))^(-1/2). Written are u, like
  * the gradients of `conv_gradients` ([out][kernel] if across, else [kernel][out, up to whole vectors]), the scales s, and the coefficients
  * with which the squared norm of the projected gradients P, to which rate * w is added, follows from sums over the plain ones:
@@ -420,6 +452,7 @@ static PyObject *name(PyObject *self, PyObject *args)
 static PyMethodDef methods[] = {
     {"conv_gradients", conv_gradients, METH_VARARGS, "Per-example weight gradients of a convolution, and sums over them."},
     {"conv_norms", conv_norms, METH_VARARGS, "Squared norms of per-example weight gradients, by Gram matrices."},
+    {"outer_norms", outer_norms, METH_VARARGS, "Squared norms of products of an output gradient and an input, with weight decay or without."},
     {"standardize", standardize, METH_VARARGS, "A weight standardised by output channel, and what norms of projected gradients need."},
     {"project", project, METH_VARARGS, "The gradient of a standardised weight, from that of the weight it is made into."},
     {"norm_gradients", norm_gradients, METH_VARARGS, "Per-example gradients of a normalisation's weight and bias."},

@@ -340,6 +340,54 @@ def conv_norms(
     return ConvNorms(norms[:, 0], size, norms[:, 2], sums, allowance)
 
 
+def outer_norms(
+    a: Tensor,
+    g: Tensor,
+    outputs: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    length: float = 0.0,
+    rate: float = 0.0,
+) -> Tensor:
+    """|g_i a_i^T|^2 of each example, or, if the `outputs` y_i = W a_i + b were given, |g_i a_i^T + rate W|^2, where `length` is
+    |W|: |g|^2 |a|^2 + 2 rate <g, y - b> + rate^2 |W|^2. In double precision, [batch].
+
+    *Guarantee.* Row i comes from row i of `a`, `g` and `outputs` alone. An output is a sum of K products and a bias, made in
+    float32, so that <g, y - b> is wrong by at most (K + 12) eps/2 |g| (|W| |a| + |b|), by which it is raised; all else is made in
+    double precision.
+
+    >>> if usable(torch.zeros(1)):
+    ...     a, g, y = torch.tensor([[3.0, 4.0]]), torch.tensor([[2.0]]), torch.tensor([[7.0]])  # of a weight of ones
+    ...     assert outer_norms(a, g).tolist() == [100.0]
+    ...     assert round(outer_norms(a, g, y, length=2**0.5, rate=0.5).item(), 3) == 114.5  # |(6.5, 8.5)|^2
+    """
+    a, g = a.contiguous(), g.contiguous()
+    (batch, inputs), (same, out) = a.shape, g.shape
+    assert batch == same
+    if outputs is not None:
+        outputs = outputs.contiguous()
+        assert usable(outputs)
+        assert outputs.shape == g.shape
+    if bias is not None:
+        bias = bias.contiguous()
+        assert usable(bias)
+        assert bias.shape == (out,)
+    norms = a.new_empty(batch, dtype=torch.float64)
+    _kernels.outer_norms(
+        a.data_ptr(),
+        g.data_ptr(),
+        0 if outputs is None else outputs.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        norms.data_ptr(),
+        (batch, inputs, out),
+        length,
+        rate,
+        (inputs + 12) * torch.finfo(torch.float32).eps / 2,
+        torch.get_num_threads(),
+    )
+    return norms
+
+
 def norm_gradients(x: Tensor, g: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:
     """Per-example gradients of the weight and the bias of a group normalisation of images, [batch, channels] each.
 

@@ -513,4 +513,20 @@ TARGET static void NAME(layer_norm_example)(const Norm *s, const float *x, const
     }
 }
 
+/* Of one product g a^T: |a|^2, |g|^2, and, if the output y = W a + b is given, <g, y - b>. */
+TARGET static void NAME(outer_example)(const float *a, long in, const float *g, long out, const float *y, const float *bias,
+                                       double *sums)
+{
+    double inputs = 0, gradients = 0, along = 0;
+#pragma omp simd reduction(+ : inputs)
+    for (long k = 0; k < in; k++)
+        inputs += (double)a[k] * a[k];
+#pragma omp simd reduction(+ : gradients)
+    for (long k = 0; k < out; k++)
+        gradients += (double)g[k] * g[k];
+    for (long k = 0; y && k < out; k++)
+        along += g[k] * ((double)y[k] - (bias ? bias[k] : 0));
+    sums[0] = inputs, sums[1] = gradients, sums[2] = along;
+}
+
 #undef VECTOR

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, partial
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -77,33 +77,48 @@ def _along(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward) -> Tensor:
 def _one_position(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward | None) -> dict[str, Contribution]:
     """One product an example: what most classifiers end with. Its norm is exact, since nothing can cancel."""
 
-    @cache
-    def lengths() -> tuple[Tensor, Tensor]:
-        """Of the products, and of the gradients alone; not squares, of which one may leave the range of a float."""
-        of_gradient = torch.linalg.vector_norm(g, dim=1)
-        return torch.linalg.vector_norm(a, dim=1) * of_gradient, of_gradient
+    def add(factors: Tensor) -> Tensor:
+        return torch.mm((g * factors.to(g.dtype).unsqueeze(1)).t(), a)
+
+    def add_decaying(factors: Tensor) -> Tensor:
+        assert toward is not None
+        return toward.decay.add_to(add(factors), toward.name, float(factors.sum(dtype=torch.float64)))
 
     def ghost() -> tuple[Tensor, Add]:
-        return lengths()[0].square(), lambda factors: torch.mm((g * factors.to(g.dtype).unsqueeze(1)).t(), a)
+        if kernels.usable(a, g):
+            return kernels.outer_norms(a, g), add
+        return _lengths(a, g)[0].square(), add
 
-    def along() -> Tensor:
-        """As `along_outputs` has it; its error is as many roundings of |W| |a| |g| + |b| |g|, and a few for the error itself."""
+    def ghost_decaying() -> tuple[Tensor, Add]:
         assert toward is not None
         outputs, bias = _outputs(module, a, toward)
-        length, of_gradient = lengths()
+        if kernels.usable(a, g, outputs):
+            return kernels.outer_norms(a, g, outputs, bias, length=toward.length, rate=toward.rate), add_decaying
+        length, of_gradient = _lengths(a, g)
         error = length * toward.length
         if bias is not None:
             outputs = outputs - bias
             error.add_(of_gradient, alpha=float(torch.linalg.vector_norm(bias)))
-        values = (g * outputs).sum(dim=1, dtype=torch.float64)
-        return values.add_(error, alpha=(a.shape[1] + 12) * torch.finfo(g.dtype).eps / 2)
+        along = (g * outputs).sum(dim=1, dtype=torch.float64)
+        # as many roundings of |W| |a| |g| + |b| |g| as `along_outputs` has, and a few for the error itself
+        along.add_(error, alpha=(a.shape[1] + 12) * torch.finfo(g.dtype).eps / 2)
+        return length.double().square().add_(along, alpha=2 * toward.rate).add_(toward.square), add_decaying
 
     return {
         "weight": Contribution(
-            lambda: g.unsqueeze(2) * a.unsqueeze(1), ghost, None, True, None if toward is None else along
+            lambda: g.unsqueeze(2) * a.unsqueeze(1),
+            ghost if toward is None else ghost_decaying,
+            ghost_is_cheaper=True,
+            ghost_decays=toward is not None,
         ),
         "bias": Contribution(lambda: g),
     }
+
+
+def _lengths(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    """Of the products, and of the gradients alone; not squares, of which one may leave the range of a float."""
+    of_gradient = torch.linalg.vector_norm(g, dim=1)
+    return torch.linalg.vector_norm(a, dim=1) * of_gradient, of_gradient
 
 
 def _outputs(module: nn.Linear, a: Tensor, toward: Toward) -> tuple[Tensor, Tensor | None]:

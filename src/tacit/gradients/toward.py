@@ -93,6 +93,10 @@ class Toward:
     def rate(self) -> float:
         return self.decay.rates[self.name]
 
+    @property
+    def square(self) -> float:
+        return self.decay.square(self.name)
+
 
 def along_outputs(
     outputs: Tensor, gradients: Tensor, toward: Toward, bias: Tensor | None, inputs_size: Tensor, window: int
