@@ -23,7 +23,7 @@ from tacit.report.tables import markdown, rows, sentences
 from tacit.studies import STUDIES, Comparison, Printed, Study, Variant
 from tacit.studies.curricula import EQUAL, EQUAL_BY_RDP
 from tacit.studies.runner import Task, finished_examples, finished_of, run_examples, run_study, run_task, tasks_of
-from tacit.studies.statistics import compared
+from tacit.studies.statistics import compared, paired
 from tacit.studies.study import Example, Sweep
 from tacit.training.recipe import Recipe
 
@@ -330,6 +330,19 @@ def test_sentences_say_whether_a_claim_holds():
     assert said(high, high).endswith("chance may explain it at the 1% level.")
     assert said(high[:1], low[:1]).endswith("1 run each are too few for a test at the 1% level.")
     assert "5 and 3 runs" in said(high, low[:3])
+
+
+def test_pairs_of_one_seed_are_compared_where_seeds_differ_more_than_variants_do():
+    seeds = {0: 0.93, 1: 0.95, 2: 0.91, 3: 0.94, 4: 0.92}
+    better = {seed: value + 0.004 + 0.0003 * seed for seed, value in seeds.items()}
+    assert compared(list(better.values()), list(seeds.values())).p_value > 0.5
+    assert paired(better, seeds) < 0.001
+    assert paired(seeds, better) == paired(better, seeds), "two-sided"
+    assert paired(better, {seed + 4: value for seed, value in seeds.items()}) is None, "one seed in common"
+    assert paired(seeds, seeds) is None
+    assert paired({**seeds, 2: 0.1}, better) is None, "no normal differences"
+    only = {seed: better[seed] for seed in (0, 1, 2)}
+    assert paired(only, seeds) == paired(only, {seed: seeds[seed] for seed in only}), "the rest does not count"
 
 
 def test_the_test_that_applies_is_taken():

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from tacit.studies.statistics import Verdict, compared, fitted
+from tacit.studies.statistics import Verdict, compared, fitted, paired
 from tacit.studies.study import Comparison, Study, Variant
 
 Results = Sequence[Mapping[str, Any]]
@@ -137,6 +137,18 @@ def _line(cells: Any) -> str:
     return "| " + " | ".join(cells) + " |"
 
 
+def paired_by_seed(comparison: Comparison, results: Results) -> float | None:
+    """The p-value of a paired test over the seeds that both variants have, if there is one.
+
+    >>> paired_by_seed(Comparison("a/one", "a/other", "it helps"), [])
+    """
+    one, other = (
+        {run["seed"]: run["test_accuracy"] for run in results if run["variant"] == name}
+        for name in (comparison.better, comparison.worse)
+    )
+    return paired(one, other)
+
+
 def verdicts(study: Study, results: Results) -> list[tuple[Comparison, Verdict]]:
     """What the statistics say of each comparison whose two variants were run."""
     runs_of = by_variant(results)
@@ -166,9 +178,11 @@ def sentences(study: Study, results: Results, examples: Examples | None = None) 
             holds = "the claim holds" if points > 0 else "the claim does not hold"
         else:
             holds = "chance may explain it"
+        by_seed = paired_by_seed(comparison, results)
         found.append(
             f"{what} ({verdict.test}, p = {verdict.p_value:.2g}, {verdict.count}; Shapiro-Wilk {_p(verdict.normality)}, "
-            f"Levene {_p(verdict.equal_variances)}): {holds} at the 1% level."
+            f"Levene {_p(verdict.equal_variances)}{'' if by_seed is None else f'; paired by seed p = {by_seed:.2g}'}): "
+            f"{holds} at the 1% level."
         )
     for name in study.fits:
         line = fitted(*log_points(study, results, name))

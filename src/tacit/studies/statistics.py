@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 _LEVEL = 0.05  # below which the assumptions of a t-test are given up
@@ -127,3 +127,22 @@ def compared(one: Sequence[float], other: Sequence[float]) -> Verdict:
     every = stats.PermutationMethod(n_resamples=max(divisions, 9999), rng=0)
     p_value = float(stats.mannwhitneyu(one, other, method=every).pvalue)
     return Verdict(difference, p_value, "Mann-Whitney", normality, variances, runs)
+
+
+def paired(one: Mapping[int, float], other: Mapping[int, float]) -> float | None:
+    """The two-sided p-value of a paired t-test over the seeds that both have. Runs with one seed begin with the same weights and
+    draw the same batches, so that their difference is free of what those bring. None if there are fewer than three such seeds, if
+    all differences are equal, or if they are not normal (Shapiro-Wilk).
+
+    >>> one, other = {0: 0.90, 1: 0.95, 2: 0.92, 3: 0.94}, {0: 0.89, 1: 0.938, 2: 0.911, 3: 0.931}
+    >>> paired(one, other) < 0.01 < compared(list(one.values()), list(other.values())).p_value
+    True
+    """
+    differences = [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
+    if len(differences) < 3 or len(set(differences)) == 1:
+        return None
+    from scipy import stats
+
+    if stats.shapiro(differences).pvalue < _LEVEL:
+        return None
+    return float(stats.ttest_1samp(differences, 0.0).pvalue)
