@@ -524,10 +524,9 @@ def test_normals_are_those_of_their_words_to_fourteen_digits(way):
     turn = second.view(np.int64).astype(longer) * (4 * np.arctan(longer(1))) * scale
     radius = np.sqrt(-2 * logarithm)
     errors = np.abs(numbers - np.concatenate([radius * np.cos(turn), radius * np.sin(turn)]))
-    assert errors[np.tile(radius > 0.1, 2)].max() < 1e-14
-    bound = 2.0**-51 * (1 + radius) + 2.0**-52 / radius
-    assert (errors <= np.tile(bound, 2)).all()
-    assert (errors > np.tile(bound, 2) / 20).any(), "the bound is not idle"
+    assert errors.max() < 1e-14
+    in_units = errors / np.tile(2.0**-50 * radius, 2)
+    assert 0.1 < in_units.max() < 1
 
 
 def test_both_ways_of_computing_normals_agree(monkeypatch):

@@ -25,8 +25,9 @@ static inline double whole(uint64_t number)
 }
 
 /* log(u) for 2^-96 <= u <= 1: u = 2^k m with m about 1, and log m = 2 artanh s = 2 (s + s^3/3 + s^5/5 + ...), s = (m - 1)/(m + 1).
- * With m from 0.707 to 1.414, s^2 < 0.0295, and the first term left out is less than 1e-18 of the sum. */
-static inline double logarithm(double u)
+ * With m from 0.707 to 1.414, s^2 < 0.0295, and the first term left out is less than 1e-18 of the sum. Near u = 1, `below` = 1 - u
+ * has digits that u has not. */
+static inline double logarithm(double u, double below)
 {
     const uint64_t one = 0x3FF0000000000000, root_of_half = 0x3FE6A09E00000000; /* as the bits of a double */
     uint64_t bits;
@@ -36,7 +37,7 @@ static inline double logarithm(double u)
     bits = (bits & 0x000FFFFFFFFFFFFF) + root_of_half;
     double m;
     memcpy(&m, &bits, sizeof m);
-    const double s = (m - 1) / (m + 1), z = s * s;
+    const double s = (k == 0 ? -below : m - 1) / (m + 1), z = s * s;
     double sum = 1.0 / 21;
 #pragma GCC unroll 10
     for (int odd = 19; odd >= 1; odd -= 2)
@@ -73,8 +74,9 @@ static inline __attribute__((always_inline)) void transform(
     double *restrict sines, long pairs)
 {
     for (long i = 0; i < pairs; i++) {
-        const double u = (whole(radii[i] & INT64_MAX) + (whole(finer[i]) + 0.5) * 0x1p-32) * 0x1p-63;
-        const double r = sqrt(-2 * logarithm(u));
+        const double last = (whole(finer[i]) + 0.5) * 0x1p-32;
+        const double u = (whole(radii[i] & INT64_MAX) + last) * 0x1p-63, below = (whole(~radii[i] & INT64_MAX) + (1 - last)) * 0x1p-63;
+        const double r = sqrt(-2 * logarithm(u, below));
         const uint64_t shifted = angles[i] + ((uint64_t)1 << 61), quarter = shifted >> 62;
         const double x = (whole(shifted & (((uint64_t)1 << 62) - 1)) - 0x1p61) * (PI * 0x1p-63), c = cosine(x), s = sine(x);
         const double across = quarter & 1 ? s : c, along = quarter & 1 ? c : s;

@@ -33,7 +33,7 @@ def box_muller(words: NDArray[np.uint64], finer: NDArray[np.uint32], normals: ND
 
     *Guarantee.* Words i and n/2 + i become the pair r cos t and r sin t, with r = sqrt(-2 log u), u the middle of one of 2^95
     cells of (0, 1) that the first word and half word i of `finer` name, and t one of 2^64 angles that the second names. Rounding
-    moves a number by less than 2^-51 (1 + r) + 2^-52 / r.
+    moves a number by less than 2^-50 r.
 
     >>> normals = np.empty(2)
     >>> box_muller(np.array([2**62, 0], dtype=np.uint64), np.zeros(1, dtype=np.uint32), normals)  # u = 1/2, t = 0
@@ -47,12 +47,12 @@ def box_muller(words: NDArray[np.uint64], finer: NDArray[np.uint32], normals: ND
 
     pairs = words.size // 2
     bits, numbers = torch.from_numpy(words.view(np.int64)), torch.from_numpy(normals)
-    bits[:pairs].bitwise_and_(2**63 - 1)  # not the absolute value, which -2^63 does not have
-    uniform = bits.double()
-    radius, angle = uniform[:pairs].add_(torch.from_numpy((finer + 0.5) * 2.0**-32)), uniform[pairs:]
-    uniform.mul_(2.0**-63)
-    radius.log_().mul_(-2.0).sqrt_()
-    angle.mul_(math.pi)
+    first = bits[:pairs].bitwise_and_(2**63 - 1)  # not the absolute value, which -2^63 does not have
+    last = torch.from_numpy((finer + 0.5) * 2.0**-32)
+    uniform = first.double().add_(last).mul_(2.0**-63)
+    below = first.bitwise_xor_(2**63 - 1).double().add_(1 - last).mul_(2.0**-63)  # 1 - u, with digits that u has not
+    radius = torch.where(uniform > 0.5, below.neg_().log1p_(), uniform.log()).mul_(-2.0).sqrt_()
+    angle = bits[pairs:].double().mul_(math.pi * 2.0**-63)
     torch.cos(angle, out=numbers[:pairs]).mul_(radius)
     torch.sin(angle, out=numbers[pairs:]).mul_(radius)
 
@@ -60,8 +60,8 @@ def box_muller(words: NDArray[np.uint64], finer: NDArray[np.uint32], normals: ND
 def grid_of(std: float, divisor: float) -> float:
     """The distance of the values that a mean with noise of this standard deviation on its sum can take; 0 without noise.
 
-    *Guarantee.* A power of two, at most a 256th and more than a 512th of std / divisor (above a 256th below 2^-592, less from
-    2^909 on), and a function of these two public numbers alone.
+    *Guarantee.* A power of two, at most a 256th and more than a 512th of std / divisor wherever that is from 1e-178 to 1e273,
+    and a function of these two public numbers alone.
 
     >>> grid_of(4.0, 16.0) == 1 / 1024
     True
@@ -77,8 +77,8 @@ def noisy_mean(
 ) -> None:
     """Overwrite `private` with (clipped + std * normals) / divisor, rounded to the nearest multiple of `grid_of(std, divisor)`.
 
-    *Guarantee.* In double precision up to the grid; what follows is rounding to the type of `private`, which keeps multiples of
-    the grid on it, and all of them as they are that are smaller than 2^24 grids (in float32, 2^53 in float64).
+    *Guarantee.* In double precision, and a multiple of the grid of `private`'s type: where float32 is coarser than the grid, from
+    2^24 grids on, a multiple of its own digits.
 
     >>> private = np.empty(2, dtype=np.float32)
     >>> noisy_mean(np.float32([1, 2]), np.array([0.5, -1.0]), std=4.0, divisor=10.0, private=private)

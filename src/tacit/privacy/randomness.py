@@ -147,8 +147,8 @@ class Randomness:
 
         *Guarantee.* They are exact normal numbers, moved a little: the pair (r cos t, r sin t) has r = sqrt(-2 log u) with u the
         middle of one of 2^95 cells of (0, 1), each as probable, and t one of 2^64 angles; the rest is the rounding of doubles. A
-        number is moved by less than 2^-51 (1 + r) + 2^-52 / r + 2^-96 e^(r^2 / 2) / r. The largest is 11.5, which exact numbers
-        exceed with probability 1e-30. Beside the result, at most 1 MB is in use.
+        number is moved by less than 2^-50 r + 2^-95 e^(r^2 / 2) / r. The largest is 11.5, which exact numbers exceed with
+        probability 1e-30. Beside the result, at most 1 MB is in use.
         """
         self._check_process()
         numbers = np.empty(shape, dtype=np.float64)
