@@ -227,7 +227,8 @@ def test_a_forked_process_cannot_draw_its_parents_noise_or_coins(draw, same_numb
     """Also if the system gave it the number of the process that the keys were made in, which had ended."""
     randomness = Randomness.from_operating_system()
     if same_number:
-        monkeypatch.setattr(os, "getpid", lambda number=os.getpid(): number)
+        number = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: number)
     draw(randomness)
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
