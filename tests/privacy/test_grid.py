@@ -271,3 +271,32 @@ def test_without_the_last_bits_of_the_radius_the_tails_would_be_too_coarse():
     furthest = math.sqrt(2 * 62 * math.log(2))
     assert 5 * 512 * 2.0**-63 * math.exp(furthest**2 / 2) / furthest > 1
     assert 5 * 512 * 2.0**-95 * math.exp(furthest**2 / 2) / furthest < 1e-6
+
+
+# what is left: the sum
+
+
+@pytest.mark.parametrize(("alike", "most"), [(False, 5e-6), (True, 5e-5)], ids=["random", "nearly equal"])
+def test_the_last_bits_of_a_single_precision_sum_move_it_by_less_than_a_ten_thousandth(alike, most):
+    """512 examples and one more, 26,010 parameters: the move in float32 beside that in doubles, and its length, by C."""
+    from tacit.gradients import ClippedGradient
+
+    torch.manual_seed(0)
+    first = [torch.nn.Conv2d(1, 16, 8, 2, padding=3), torch.nn.Tanh(), torch.nn.MaxPool2d(2, 1)]
+    second = [torch.nn.Conv2d(16, 32, 4, 2), torch.nn.Tanh(), torch.nn.MaxPool2d(2, 1), torch.nn.Flatten()]
+    model = torch.nn.Sequential(*first, *second, torch.nn.Linear(512, 32), torch.nn.Tanh(), torch.nn.Linear(32, 10))
+    inputs, targets = torch.randn(513, 1, 28, 28), torch.randint(0, 10, (513,))
+    if alike:
+        inputs, targets = inputs[:1] + 1e-3 * inputs, targets[:1].expand(513).clone()
+
+    def move():
+        loss, dtype = torch.nn.CrossEntropyLoss(reduction="none"), next(model.parameters()).dtype
+        gradient, examples = ClippedGradient(model, loss=loss, clipping=Flat(0.1)), inputs.to(dtype)
+        sums = [gradient(examples[begin:], targets[begin:]).gradients.values() for begin in (0, 1)]
+        return torch.cat([(one.double() - other.double()).flatten() for one, other in zip(*sums, strict=True)]) / 0.1
+
+    single = move()
+    model.double()
+    assert single.numel() == 26_010
+    assert 0 < float((single - move()).norm()) < most
+    assert float(single.norm()) <= 1 + 1e-6
