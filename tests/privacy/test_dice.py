@@ -52,6 +52,11 @@ def mechanism_of(plan=PLAN, randomness=None, ledger=None):
     return DiceMechanism(accounted.mechanism(randomness or Silent(), ledger))
 
 
+def exact(plan=PLAN):
+    """A mechanism without noise, and so without the grid of its noise: what is released is what noise would be added to."""
+    return mechanism_of(dataclasses.replace(plan, noise_std=0.0))
+
+
 def sums_of(gradients, clipping):
     """The clipped and the unclipped sum of these gradients, one a row, the slow way."""
     rows = torch.as_tensor(gradients, dtype=torch.float64)
@@ -215,7 +220,7 @@ def test_the_clipping_is_described_in_the_ledger_and_read_back():
 
 def test_the_recursion_is_the_papers_worked_out_slowly():
     generator = np.random.default_rng(0)
-    mechanism, error = mechanism_of(), np.zeros(3)
+    mechanism, error = exact(), np.zeros(3)
     for step in range(PLAN.steps):
         gradients = generator.normal(size=(step % 4, 3)) * 10 ** generator.uniform(-1, 1.5)
         clipped = sum((g * min(1, 1.0 / np.linalg.norm(g)) for g in gradients), np.zeros(3)) / 4
@@ -229,7 +234,7 @@ def test_the_recursion_is_the_papers_worked_out_slowly():
 def test_without_clipping_it_is_plain_sgd_whatever_the_error_norm():
     for error_norm in (1e-6, 1.0, 100.0):
         plan = dataclasses.replace(PLAN, clipping_norm=1e9, error_norm=error_norm)
-        mechanism = mechanism_of(plan)
+        mechanism = exact(plan)
         for size in (3, 0, 2):
             gradients = torch.randn(size, 3, dtype=torch.float64)
             assert torch.allclose(released(mechanism, gradients, plan.clipping), gradients.sum(dim=0) / 4)
@@ -249,7 +254,7 @@ def neighbours(steps):
 def test_one_example_moves_no_direction_by_more_than_the_sensitivity_at_any_step(rows, own, fed_back, batch):
     """The same batches and the same models in both runs: gradients are given, as if all releases before had been the same."""
     plan = dataclasses.replace(PLAN, clipping_norm=own, error_norm=fed_back, batch_size=batch)
-    without, with_it = mechanism_of(plan), mechanism_of(plan)
+    without, with_it = exact(plan), exact(plan)
     for others, example in rows:
         gradients = torch.tensor(others, dtype=torch.float64).reshape(-1, 2)
         added = gradients if example is None else torch.cat([gradients, torch.tensor([example], dtype=torch.float64)])
@@ -260,7 +265,7 @@ def test_one_example_moves_no_direction_by_more_than_the_sensitivity_at_any_step
 
 def test_the_sensitivity_is_reached_long_after_the_batch_and_without_the_example():
     """One huge gradient turns the error over for good, so neither the factor 2 nor the lack of amplification is a courtesy."""
-    without, with_it = mechanism_of(), mechanism_of()
+    without, with_it = exact(), exact()
     others, huge = [[100.0, 0.0]], [[100.0, 0.0], [-1e6, 0.0]]
     moved = []
     for step in range(PLAN.steps):
@@ -275,7 +280,7 @@ def test_bounded_shares_of_one_example_add_up_in_the_error_and_leave_at_once():
     """All gradients are bounded by 3; yet one step shows forty times what the authors' formula counts on for the error."""
     batch, grown = 1000.0, 100
     plan = DicePlan(examples=10**6, batch_size=batch, steps=400, clipping_norm=1.0, error_norm=1.0, noise_std=1.0)
-    without, with_it = mechanism_of(plan), mechanism_of(plan)
+    without, with_it = exact(plan), exact(plan)
     moved = []
     for step in range(plan.steps):
         # a batch of 1000 others whose gradients are 2.5 at first, and 0 from the middle on: the error grows, then empties

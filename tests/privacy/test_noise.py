@@ -21,7 +21,7 @@ from scipy import stats
 from tacit.privacy import ClippedSum, Constant, Flat, Grouped, Ledger, Linear, PrivacyPlan, Randomness, UserError
 from tacit.privacy import normals as arithmetic
 from tacit.privacy.mechanism import _BLOCK
-from tacit.privacy.normals import box_muller, noisy_mean
+from tacit.privacy.normals import box_muller, grid_of, noisy_mean
 from tacit.privacy.randomness import _BYTES_A_NONCE, _WORDS, Keystream
 
 ALPHA = 1e-6
@@ -221,12 +221,20 @@ def test_a_sum_in_half_precision_is_refused_before_anything_is_paid():
     assert ledger.releases == 0
 
 
-def test_a_forked_process_cannot_draw_its_parents_noise():
+@pytest.mark.parametrize("same_number", [False, True])
+@pytest.mark.parametrize("draw", [lambda r: r.normal(1), lambda r: r.bernoulli(1, 0.5)], ids=["noise", "coins"])
+def test_a_forked_process_cannot_draw_its_parents_noise_or_coins(draw, same_number, monkeypatch):
+    """Also if the system gave it the number of the process that the keys were made in, which had ended."""
     randomness = Randomness.from_operating_system()
+    if same_number:
+        number = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: number)
+    draw(randomness)
     reader, writer = os.pipe()
     if (child := os.fork()) == 0:
         try:
-            randomness.normal(1)
+            draw(Randomness.from_operating_system())  # its own it can use
+            draw(randomness)
             os.write(writer, b"drawn")
         except UserError:
             os.write(writer, b"refused")
@@ -234,6 +242,7 @@ def test_a_forked_process_cannot_draw_its_parents_noise():
             os._exit(0)
     os.waitpid(child, 0)
     assert os.read(reader, 10) == b"refused"
+    draw(randomness)  # nor is the parent kept from it
     os.close(reader)
     os.close(writer)
 
@@ -244,10 +253,8 @@ def test_noise_is_added_in_double_precision_and_comes_back_in_the_type_of_the_su
     summed = ClippedSum({"w": torch.zeros(6000, dtype=dtype)}, torch.zeros(0, 1), plan.clipping)
     released = plan.mechanism(Randomness.from_seed(7), Ledger.in_memory(plan, delta=1e-5)).release(summed)
     assert released.gradients["w"].dtype == dtype
-    assert (
-        released.gradients["w"].double()
-        - torch.from_numpy(Randomness.from_seed(7).normal(6000) * (1.7 * 0.3) / 16).to(dtype)
-    ).abs().max() == 0
+    grid, noise = grid_of(1.7 * 0.3, 16.0), Randomness.from_seed(7).normal(6000) * (1.7 * 0.3) / 16
+    assert (released.gradients["w"].double().numpy() == np.rint(noise / grid) * grid).all()
 
 
 def test_a_scalar_and_an_empty_parameter_get_noise_of_their_shape():
@@ -397,7 +404,8 @@ def test_every_draw_takes_words_of_its_own(monkeypatch):
     randomness = Randomness.from_seed(0)
     randomness.normal(3 * _WORDS + 5)
     randomness.normal(7)
-    assert sizes == [_WORDS, _WORDS, _WORDS, 6, 8]
+    quarter = _WORDS // 4  # the last bits of the radii: a half word a pair
+    assert sizes == [_WORDS, quarter, _WORDS, quarter, _WORDS, quarter, 6, 2, 8, 2]
     assert randomness._noise._left == _BYTES_A_NONCE - 8 * sum(sizes)
     del sizes[:]
     randomness.bernoulli(_WORDS + 5, 0.5)
@@ -417,7 +425,7 @@ def test_any_number_of_normals_can_be_drawn(count):
     assert numbers.dtype == np.float64
     assert np.isfinite(numbers).all()
     assert len(set(numbers.tolist())) == count
-    assert (np.abs(numbers) < 9.5).all()
+    assert (np.abs(numbers) < 11.6).all()
 
 
 def tail_p_value(noise, threshold):
@@ -451,10 +459,10 @@ class Version:
 
     def __init__(self, name):
         self.name, self.noisy_mean = name, arithmetic._compiled.noisy_mean
-        self.normals(np.zeros(2, dtype=np.uint64), np.zeros(2))
+        self.normals(np.zeros(2, dtype=np.uint64), np.zeros(1, dtype=np.uint32), np.zeros(2))
 
-    def normals(self, words, numbers):
-        COMPILED.normals(words, numbers, self.name)
+    def normals(self, words, finer, numbers):
+        COMPILED.normals(words, finer, numbers, self.name)
 
 
 COMPILED = arithmetic._compiled
@@ -474,28 +482,31 @@ def way(request, monkeypatch):
         pytest.skip(str(error))
 
 
-def pair_of(first, second):
+def pair_of(first, second, half=0):
     pair = np.empty(2)
-    box_muller(np.array([first % 2**64, second % 2**64], dtype=np.uint64), pair)
+    words = np.array([first % 2**64, second % 2**64], dtype=np.uint64)
+    box_muller(words, np.array([half], dtype=np.uint32), pair)
     return pair
 
 
-def test_the_most_extreme_words_give_finite_normals_out_to_nine_standard_deviations(way):
+def test_the_most_extreme_words_give_finite_normals_out_to_eleven_standard_deviations(way):
     least, most = -(2**63), 2**63 - 1
-    for first, second in itertools.product((least, least + 1, -1, 0, 1, most), repeat=2):
-        pair = pair_of(first, second)
+    for first, second, half in itertools.product(*[(least, least + 1, -1, 0, 1, most)] * 2, (0, 1, 2**32 - 1)):
+        pair = pair_of(first, second, half)
         assert np.isfinite(pair).all()
-        expected = np.sqrt(-2 * np.log((first % 2**63 + 0.5) * 2.0**-63))
+        expected = np.sqrt(-2 * np.log((first % 2**63 + (half + 0.5) * 2.0**-32) * 2.0**-63))
         assert np.hypot(*pair) == pytest.approx(expected, abs=1e-9)
     assert expected < 1e-6
     pair = pair_of(0, 0)
-    assert 9.3 < pair[0] < 9.5
-    # As the docstring says: so far out is an exact number with probability 5e-21.
-    assert 2 * stats.norm.sf(pair[0]) < 5e-21
+    assert 11.5 < pair[0] < 11.6
+    # As the docstring says: so far out is an exact number with probability 1e-30.
+    assert 2 * stats.norm.sf(pair[0]) < 1e-30
 
 
 def test_normals_are_those_of_their_words_to_fourteen_digits(way):
-    """Against longer arithmetic: random words, all quarters of the circle and their borders, both ends of the radius."""
+    """Against longer arithmetic: random words, all quarters of the circle and their borders, both ends of the radius. Beyond
+    the fourteen digits, each is as near as the docstring of `box_muller` says, which the bound in docs/security.md rests on.
+    """
     rng = np.random.default_rng(0)
     ends = [2**63 - 1 - 2**k for k in range(62)] + [2**k for k in range(64)]
     borders = [((turn << 61) + step) % 2**64 for turn in range(8) for step in (-1, 0, 1)]
@@ -503,13 +514,20 @@ def test_normals_are_those_of_their_words_to_fourteen_digits(way):
     second = np.array(
         [*borders, *rng.integers(0, 2**64, len(first) - len(borders), dtype=np.uint64).tolist()], dtype=np.uint64
     )
+    finer = rng.integers(0, 2**32, len(first), dtype=np.uint32)
     numbers = np.empty(2 * len(first))
-    box_muller(np.concatenate([first, second]), numbers)
-    # the whole number plus a half is a double before its logarithm is taken
-    u = ((first % 2**63).astype(np.float64) + 0.5).astype(np.longdouble) * np.longdouble(2.0) ** -63
-    turn = second.view(np.int64).astype(np.longdouble) * (4 * np.arctan(np.longdouble(1))) * np.longdouble(2.0) ** -63
-    radius = np.sqrt(-2 * np.log(u))
-    assert np.abs(numbers - np.concatenate([radius * np.cos(turn), radius * np.sin(turn)])).max() < 1e-14
+    box_muller(np.concatenate([first, second]), finer, numbers)
+    longer = np.longdouble
+    below = longer(2**63) - (first % 2**63).astype(longer) - (finer.astype(longer) + 0.5) * longer(2.0) ** -32
+    u = (first % 2**63).astype(longer) + (finer.astype(longer) + 0.5) * longer(2.0) ** -32
+    scale = longer(2.0) ** -63
+    logarithm = np.where(below < u, np.log1p(-below * scale), np.log(u * scale))
+    turn = second.view(np.int64).astype(longer) * (4 * np.arctan(longer(1))) * scale
+    radius = np.sqrt(-2 * logarithm)
+    errors = np.abs(numbers - np.concatenate([radius * np.cos(turn), radius * np.sin(turn)]))
+    assert errors.max() < 1e-14
+    in_units = errors / np.tile(2.0**-50 * radius, 2)
+    assert 0.1 < in_units.max() < 1
 
 
 def test_both_ways_of_computing_normals_agree(monkeypatch):
@@ -521,29 +539,38 @@ def test_both_ways_of_computing_normals_agree(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_noisy_mean_is_rounded_once(way, dtype):
+def test_a_noisy_mean_is_the_nearest_value_of_its_grid(way, dtype):
     rng = np.random.default_rng(1)
     clipped, noise = rng.standard_normal(1001).astype(dtype), rng.standard_normal(1001)
     private = np.empty(1001, dtype=dtype)
     noisy_mean(clipped, noise, 3.7, 129.0, private)
-    expected = ((clipped.astype(np.float64) + 3.7 * noise) / 129.0).astype(dtype)
-    # Some processors multiply and add in one go, which changes the last digit of a double.
-    assert (private == expected).mean() > (0.99 if dtype == np.float32 else 0.5)
-    assert np.abs(private - expected).max() < 2 * np.finfo(dtype).eps
+    mean, grid = (clipped.astype(np.float64) + 3.7 * noise) / 129.0, grid_of(3.7, 129.0)
+    assert (private == np.rint(mean / grid) * grid).all()
+    assert np.abs(private - mean).max() <= grid / 2 * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_without_noise_a_mean_is_not_rounded_to_a_grid(way, dtype):
+    clipped, private = np.random.default_rng(1).standard_normal(1001).astype(dtype), np.empty(1001, dtype=dtype)
+    noisy_mean(clipped, np.ones(1001), 0.0, 129.0, private)
+    assert (private == (clipped.astype(np.float64) / 129.0).astype(dtype)).all()
 
 
 def test_the_compiled_arithmetic_refuses_what_does_not_fit():
     if arithmetic._compiled is None:
         pytest.skip("the C code was not built")
     words, numbers, floats = np.zeros(4, dtype=np.uint64), np.zeros(4), np.zeros(4, dtype=np.float32)
+    finer = np.zeros(2, dtype=np.uint32)
     with pytest.raises(ValueError, match="even count"):
-        arithmetic._compiled.normals(words[:3], numbers[:3])
+        arithmetic._compiled.normals(words[:3], finer[:1], numbers[:3])
     with pytest.raises(ValueError, match="as many"):
-        arithmetic._compiled.normals(words, numbers[:2])
+        arithmetic._compiled.normals(words, finer, numbers[:2])
+    with pytest.raises(ValueError, match="half as many"):
+        arithmetic._compiled.normals(words, finer[:1], numbers)
     with pytest.raises(ValueError, match="as many"):
-        arithmetic._compiled.noisy_mean(floats, numbers[:3], 1.0, 1.0, floats)
+        arithmetic._compiled.noisy_mean(floats, numbers[:3], 1.0, 1.0, 1.0, floats)
     with pytest.raises(ValueError):
-        arithmetic._compiled.normals(words[::2], numbers[::2])
+        arithmetic._compiled.normals(words[::2], finer[::2], numbers[::2])
 
 
 def test_memory_does_not_grow_with_what_is_drawn():
@@ -585,11 +612,16 @@ def test_a_coin_shows_true_for_as_many_of_2_to_the_64_numbers_as_its_probability
 
 
 def test_one_draw_serves_many_parameters_and_no_number_serves_two():
-    """Over 200 equal parameters and three releases no number comes twice (by chance: below 1e-5 of doubles, fixed seed)."""
+    """600 equal parameters of three releases are uncorrelated, and no six numbers in a row come twice.
+
+    A value of the grid has probability at most 0.4 / 256, so that six in a row agree in one of (600 94)^2 / 2 pairs with
+    probability below 1e-7.
+    """
     shapes = {f"p{number}": (9, 11) for number in range(200)}
     releases = noises(plan_of(), Randomness.from_seed(12), releases=3, shapes=shapes)
     rows = np.stack([noise for release in releases for noise in release.values()])
-    assert np.unique(rows).size == rows.size
+    runs = {row[at : at + 6].tobytes() for row in rows for at in range(94)}
+    assert len(runs) == 94 * len(rows)
     # 600 * 599 / 2 correlations of 99 numbers each: Bonferroni keeps the error probability at 1e-6.
     correlations = np.corrcoef(rows)[np.triu_indices(len(rows), 1)]
     worst = np.abs(correlations).max()
@@ -613,7 +645,11 @@ def test_parameters_longer_than_a_block_get_the_noise_of_their_group_throughout(
     at = 0
     for name, size in sizes.items():
         expected = (gradients[name].numpy() + noise[at : at + size] * expected_std(clipping, name, 1.7)) / 16
-        np.testing.assert_allclose(released.gradients[name].numpy(), expected, rtol=1e-12, atol=1e-14)
+        grid = grid_of(expected_std(clipping, name, 1.7), 16.0)
+        on_grid = released.gradients[name].numpy() / grid
+        # A mean that lies within 1e-6 grids of the middle between two of them may have gone to either.
+        assert np.abs(on_grid - expected / grid).max() < 0.5 + 1e-6
+        assert (on_grid == np.rint(on_grid)).all()
         at += size
 
 

@@ -97,7 +97,8 @@ class GaussianMechanism:
 
     *Guarantee.* Each release adds independent noise N(0, s_j^2), drawn from `randomness` in double precision, to every
     coordinate of group j, with the s_j of the plan's clipping for the plan's noise multiplier at this step, whatever the batch:
-    an empty one too; what the plan releases beside the gradient is part of the same release. The step is the number of releases
+    an empty one too; what the plan releases beside the gradient is part of the same release. Each number is rounded, after its
+    noise, to a grid that the s_j and the expected batch size alone decide (`normals.grid_of`). The step is the number of releases
     in the ledger, so the composition of all releases is the plan's own, never more, however often a run was interrupted. A sum
     clipped in another way than the plan's, and a ledger opened with another plan, are refused. Where the plan's
     clipping or noise follows what was released, `clipping` and the multiplier are functions of this mechanism's own releases, and
@@ -187,7 +188,7 @@ class GaussianMechanism:
         )
         gradients = self._noisy(list(summed.gradients.values()), list(std_of.values()))
         beside = {
-            number.name: (total + number.noise_std(sigma) * float(self._randomness.normal(1)[0])) / self._batch_size
+            number.name: float(self._noisy([torch.tensor([total], dtype=torch.float64)], [number.noise_std(sigma)])[0])
             for number, total in numbers
         }
         self._follow(beside)
@@ -204,8 +205,8 @@ class GaussianMechanism:
         """Pay for, and make, the plan's next release in which every example takes part: the sum with noise, [blocks, width].
 
         *Guarantee.* Each block is divided by its bound, so that one example moves the whole by at most `summed.sensitivity`;
-        independent noise of `noise_multiplier * sensitivity` is added to every coordinate, in double precision. A plan without
-        such a release, or whose releases were all made, refuses.
+        independent noise of `noise_multiplier * sensitivity` is added to every coordinate, in double precision, and each block
+        is rounded to the grid of its noise. A plan without such a release, or whose releases were all made, refuses.
 
         >>> from tacit.privacy import Ledger, PrivacyPlan, Randomness
         >>> plan = PrivacyPlan(sample_rate=0.1, steps=2, expected_batch_size=10, whole_releases=(8.0,))
@@ -223,16 +224,17 @@ class GaussianMechanism:
             )
         sigma = self.plan.whole_releases[made]
         self._ledger.record_whole_release(noise_multiplier=sigma, what=what, reproducible=self._randomness.reproducible)
-        noise = torch.from_numpy(self._randomness.normal(tuple(summed.total.shape)))
-        bounds = torch.tensor(summed.bounds, dtype=torch.float64).unsqueeze(1)
-        return (summed.total.double().cpu() / bounds + sigma * summed.sensitivity * noise) * bounds
+        # Noise in proportion to its bound on each block: the same as on blocks that were divided by their bounds.
+        stds = [sigma * summed.sensitivity * bound for bound in summed.bounds]
+        return torch.stack(self._noisy(list(summed.total.double().cpu()), stds, divisor=1.0))
 
-    def _noisy(self, clipped: list[Tensor], stds: list[float]) -> list[Tensor]:
-        """(clipped + N(0, std^2)) / expected batch size for each tensor, in double precision and rounded once.
+    def _noisy(self, clipped: list[Tensor], stds: list[float], *, divisor: float | None = None) -> list[Tensor]:
+        """(clipped + N(0, std^2)) / expected batch size for each tensor, in double precision, on the grid of its noise.
 
         All of them are one long vector, worked on in blocks, each with noise of its own: small tensors share a draw, and no noise
         is held but that of one block. Each tensor comes back laid out in memory as it was.
         """
+        divisor = self._batch_size if divisor is None else divisor
         # On the CPU, whatever the device: some accelerators have no doubles.
         flat = torch.cat([_flat(tensor) for tensor in clipped])
         private = torch.empty_like(flat)
@@ -243,9 +245,7 @@ class GaussianMechanism:
             for begin, end, std in runs:
                 first, last = max(begin, start), min(end, start + _BLOCK)
                 if first < last:
-                    noisy_mean(
-                        sums[first:last], noise[first - start : last - start], std, self._batch_size, means[first:last]
-                    )
+                    noisy_mean(sums[first:last], noise[first - start : last - start], std, divisor, means[first:last])
         return _unflat(private, clipped)
 
 

@@ -24,9 +24,10 @@ static inline double whole(uint64_t number)
     return (high - 0x1p84) + (low - 0x1p52);
 }
 
-/* log(u) for 2^-64 <= u <= 1: u = 2^k m with m about 1, and log m = 2 artanh s = 2 (s + s^3/3 + s^5/5 + ...), s = (m - 1)/(m + 1).
- * With m from 0.707 to 1.414, s^2 < 0.0295, and the first term left out is less than 1e-18 of the sum. */
-static inline double logarithm(double u)
+/* log(u) for 2^-96 <= u <= 1: u = 2^k m with m about 1, and log m = 2 artanh s = 2 (s + s^3/3 + s^5/5 + ...), s = (m - 1)/(m + 1).
+ * With m from 0.707 to 1.414, s^2 < 0.0295, and the first term left out is less than 1e-18 of the sum. Near u = 1, `below` = 1 - u
+ * has digits that u has not. */
+static inline double logarithm(double u, double below)
 {
     const uint64_t one = 0x3FF0000000000000, root_of_half = 0x3FE6A09E00000000; /* as the bits of a double */
     uint64_t bits;
@@ -36,7 +37,7 @@ static inline double logarithm(double u)
     bits = (bits & 0x000FFFFFFFFFFFFF) + root_of_half;
     double m;
     memcpy(&m, &bits, sizeof m);
-    const double s = (m - 1) / (m + 1), z = s * s;
+    const double s = (k == 0 ? -below : m - 1) / (m + 1), z = s * s;
     double sum = 1.0 / 21;
 #pragma GCC unroll 10
     for (int odd = 19; odd >= 1; odd -= 2)
@@ -65,14 +66,17 @@ static inline double cosine(double x)
     return sum;
 }
 
-/* r = sqrt(-2 log u) with u the middle of one of 2^63 cells of (0, 1), t one of 2^64 angles: r cos t and r sin t. The nearest
- * quarter turn is taken off an angle while it is a whole number, exactly. */
+/* r = sqrt(-2 log u) with u the middle of one of 2^95 cells of (0, 1), t one of 2^64 angles: r cos t and r sin t. Of the 95 bits, 63
+ * are in `radii` and the last 32 in `finer`; these matter in the tails, where u is small. The nearest quarter turn is taken off an
+ * angle while it is a whole number, exactly. */
 static inline __attribute__((always_inline)) void transform(
-    const uint64_t *restrict radii, const uint64_t *restrict angles, double *restrict cosines, double *restrict sines, long pairs)
+    const uint64_t *restrict radii, const uint64_t *restrict angles, const uint32_t *restrict finer, double *restrict cosines,
+    double *restrict sines, long pairs)
 {
     for (long i = 0; i < pairs; i++) {
-        const double u = (whole(radii[i] & INT64_MAX) + 0.5) * 0x1p-63;
-        const double r = sqrt(-2 * logarithm(u));
+        const double last = (whole(finer[i]) + 0.5) * 0x1p-32;
+        const double u = (whole(radii[i] & INT64_MAX) + last) * 0x1p-63, below = (whole(~radii[i] & INT64_MAX) + (1 - last)) * 0x1p-63;
+        const double r = sqrt(-2 * logarithm(u, below));
         const uint64_t shifted = angles[i] + ((uint64_t)1 << 61), quarter = shifted >> 62;
         const double x = (whole(shifted & (((uint64_t)1 << 62) - 1)) - 0x1p61) * (PI * 0x1p-63), c = cosine(x), s = sine(x);
         const double across = quarter & 1 ? s : c, along = quarter & 1 ? c : s;
@@ -81,24 +85,27 @@ static inline __attribute__((always_inline)) void transform(
     }
 }
 
-typedef void (*Transform)(const uint64_t *, const uint64_t *, double *, double *, long);
+typedef void (*Transform)(const uint64_t *, const uint64_t *, const uint32_t *, double *, double *, long);
 
-static void any(const uint64_t *radii, const uint64_t *angles, double *cosines, double *sines, long pairs)
+static void any(
+    const uint64_t *radii, const uint64_t *angles, const uint32_t *finer, double *cosines, double *sines, long pairs)
 {
-    transform(radii, angles, cosines, sines, pairs);
+    transform(radii, angles, finer, cosines, sines, pairs);
 }
 
 #if defined(__x86_64__)
 __attribute__((target("avx512f,fma")))
-static void avx512(const uint64_t *radii, const uint64_t *angles, double *cosines, double *sines, long pairs)
+static void avx512(
+    const uint64_t *radii, const uint64_t *angles, const uint32_t *finer, double *cosines, double *sines, long pairs)
 {
-    transform(radii, angles, cosines, sines, pairs);
+    transform(radii, angles, finer, cosines, sines, pairs);
 }
 
 __attribute__((target("avx2,fma")))
-static void avx2(const uint64_t *radii, const uint64_t *angles, double *cosines, double *sines, long pairs)
+static void avx2(
+    const uint64_t *radii, const uint64_t *angles, const uint32_t *finer, double *cosines, double *sines, long pairs)
 {
-    transform(radii, angles, cosines, sines, pairs);
+    transform(radii, angles, finer, cosines, sines, pairs);
 }
 #endif
 
@@ -114,46 +121,51 @@ static Transform version(const char *name)
     return !name || strcmp(name, "any") == 0 ? any : NULL;
 }
 
-/* normals(words, numbers, version = None): 2n random words, which are left as they are, become 2n numbers, cosines first. */
+/* normals(words, finer, numbers, version = None): 2n random words and n half words, which are left as they are, become 2n numbers,
+ * cosines first. */
 static PyObject *normals(PyObject *self, PyObject *args)
 {
-    Py_buffer words, numbers;
+    Py_buffer words, finer, numbers;
     const char *name = NULL;
-    if (!PyArg_ParseTuple(args, "y*w*|z", &words, &numbers, &name))
+    if (!PyArg_ParseTuple(args, "y*y*w*|z", &words, &finer, &numbers, &name))
         return NULL;
     const Transform box_muller = version(name);
-    const int fit = box_muller && words.len == numbers.len && words.len % 16 == 0;
+    const int fit = box_muller && words.len == numbers.len && words.len % 16 == 0 && finer.len * 4 == words.len;
     if (fit) {
         const long pairs = words.len / 16;
         const uint64_t *word = words.buf;
         double *number = numbers.buf;
         Py_BEGIN_ALLOW_THREADS
-        box_muller(word, word + pairs, number, number + pairs, pairs);
+        box_muller(word, word + pairs, finer.buf, number, number + pairs, pairs);
         Py_END_ALLOW_THREADS
     }
     PyBuffer_Release(&words);
+    PyBuffer_Release(&finer);
     PyBuffer_Release(&numbers);
     if (!box_muller)
         return PyErr_Format(PyExc_ValueError, "this processor cannot run %s", name);
     if (!fit)
-        return PyErr_Format(PyExc_ValueError, "as many numbers as words, and an even count");
+        return PyErr_Format(PyExc_ValueError, "as many numbers as words, an even count, and half as many half words");
     Py_RETURN_NONE;
 }
 
-/* noisy_mean(clipped, normals, std, divisor, private): private[i] = (clipped[i] + std * normals[i]) / divisor, rounded to a float once. */
+/* noisy_mean(clipped, normals, std, divisor, grid, private): private[i] = (clipped[i] + std * normals[i]) / divisor, rounded to the
+ * nearest multiple of the grid, a power of two, then to a float. Numbers beside 3/2 2^52 grid have no digits below the grid, so that
+ * adding it rounds; a grid of 0 rounds nothing. */
 static PyObject *noisy_mean(PyObject *self, PyObject *args)
 {
     Py_buffer clipped, normals, private;
-    double std, divisor;
-    if (!PyArg_ParseTuple(args, "y*y*ddw*", &clipped, &normals, &std, &divisor, &private))
+    double std, divisor, grid;
+    if (!PyArg_ParseTuple(args, "y*y*dddw*", &clipped, &normals, &std, &divisor, &grid, &private))
         return NULL;
     const int fit = clipped.len == private.len && clipped.len * 2 == normals.len;
     if (fit) {
         const float *sum = clipped.buf;
         const double *normal = normals.buf;
+        const double anchor = 0x1.8p52 * grid;
         float *result = private.buf;
         for (long i = 0; i < clipped.len / (long)sizeof(float); i++)
-            result[i] = (float)((sum[i] + std * normal[i]) / divisor);
+            result[i] = (float)(((sum[i] + std * normal[i]) / divisor + anchor) - anchor);
     }
     PyBuffer_Release(&clipped);
     PyBuffer_Release(&normals);
@@ -164,8 +176,8 @@ static PyObject *noisy_mean(PyObject *self, PyObject *args)
 }
 
 static PyMethodDef methods[] = {
-    {"normals", normals, METH_VARARGS, "Turn an even count of random 64-bit words into as many standard normal doubles."},
-    {"noisy_mean", noisy_mean, METH_VARARGS, "Add normal doubles, scaled, to floats, and divide."},
+    {"normals", normals, METH_VARARGS, "Turn random words, an even count, and half as many half words into as many standard normal doubles as words."},
+    {"noisy_mean", noisy_mean, METH_VARARGS, "Add normal doubles, scaled, to floats, divide, and round to a grid."},
     {NULL, NULL, 0, NULL},
 };
 

@@ -25,6 +25,17 @@ _WORDS = 2**14  # 64-bit words at a time: 128 KiB, so that what works on them st
 _ZEROS = memoryview(bytes(8 * _WORDS))
 _BYTES_A_NONCE = 2**36
 
+_forks = 0  # of this process since its first ancestor that had this module
+
+
+def _count_fork() -> None:
+    global _forks
+    _forks += 1
+
+
+if hasattr(os, "register_at_fork"):  # where processes fork at all
+    os.register_at_fork(after_in_child=_count_fork)
+
 
 class Keystream:
     """The ChaCha20 keystream (RFC 8439) of one key, in pieces that never repeat.
@@ -81,7 +92,7 @@ class Randomness:
 
     def __init__(self, *, sampling_key: bytes, noise_key: bytes, reproducible: bool) -> None:
         self.reproducible = reproducible
-        self._process = os.getpid()
+        self._process = (os.getpid(), _forks)
         self._sampling = Keystream(sampling_key)
         self._noise = Keystream(noise_key)
 
@@ -133,31 +144,35 @@ class Randomness:
         return coins
 
     def normal(self, shape: int | tuple[int, ...]) -> NDArray[np.float64]:
-        """Independent standard normal numbers in double precision, by Box and Muller's transform of 128 random bits a pair.
+        """Independent standard normal numbers in double precision, by Box and Muller's transform of 160 random bits a pair.
 
-        *Guarantee.* They are exact normal numbers, rounded: the pair (r cos t, r sin t) has r = sqrt(-2 log u) with u the middle
-        of one of 2^63 cells of (0, 1), each as probable, and t one of 2^64 angles; the rest is the rounding of doubles. All of
-        it moves a number by less than 1e-6 but for a probability of 1e-14, then in the tails. The largest is 9.4, which exact
-        numbers exceed with probability 5e-21, one of 1e10 of them with probability 5e-11. Beside the result, at most 1 MB is
-        in use.
+        *Guarantee.* They are exact normal numbers, moved a little: the pair (r cos t, r sin t) has r = sqrt(-2 log u) with u the
+        middle of one of 2^95 cells of (0, 1), each as probable, and t one of 2^64 angles; the rest is the rounding of doubles. A
+        number is moved by less than 2^-50 r + 2^-95 e^(r^2 / 2) / r. The largest is 11.5, which exact numbers exceed with
+        probability 1e-30. Beside the result, at most 1 MB is in use.
         """
         self._check_process()
         numbers = np.empty(shape, dtype=np.float64)
         flat = numbers.reshape(-1)
         words = np.empty(min(_WORDS, flat.size + flat.size % 2), dtype=np.uint64)
+        more = np.empty(-(-words.size // 4), dtype=np.uint64)
         for start in range(0, flat.size, _WORDS):
             piece = flat[start : start + _WORDS]
             used = words[: piece.size + piece.size % 2]
+            halves = more[: -(-used.size // 4)]
             self._noise.fill(used)
+            self._noise.fill(halves)
+            finer = halves.view(np.uint32)[: used.size // 2]
             if piece.size == used.size:
-                box_muller(used, piece)
+                box_muller(used, finer, piece)
             else:
                 pairs = np.empty(used.size)
-                box_muller(used, pairs)
+                box_muller(used, finer, pairs)
                 piece[:] = pairs[:-1]
         return numbers
 
     def _check_process(self) -> None:
-        # A forked process would draw its parent's noise again.
-        if os.getpid() != self._process:
+        # A forked process would draw its parent's noise again. Its number tells, unless the system gave it away anew; then the
+        # count does, but for forks that Python was not told of.
+        if (os.getpid(), _forks) != self._process:
             raise UserError("a forked process cannot use its parent's randomness; make a new one there")
