@@ -1,8 +1,9 @@
 """Paper E: weight decay before clipping, beside the usual decay after the noise, over bounds, rates and noise.
 
 The paper names Opacus's example networks and the values that it varies. What it leaves out is taken from the call that those
-examples document: for MNIST 15 epochs, batches of 240, learning rate 0.25; for CIFAR-10 90 epochs, batches of 2,000, learning
-rate 0.1 on a cosine, momentum 0.9.
+examples document: for MNIST 15 epochs and batches of 240; for CIFAR-10 90 epochs, batches of 2,000, learning rate 0.1 on a
+cosine, momentum 0.9. The learning rate on MNIST is 0.1, that example's default: the documented 0.25 is for half the clipping norm,
+and with the paper's norm of 3 noise undoes after two epochs what was learned.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _BASE: dict[str, dict[str, dict[str, Any]]] = {
         "model": {"name": "mnist-cnn", "activation": "relu"},
         "loss": {"name": "cross-entropy"},
         "privacy": {"noise_multiplier": 1.3, "delta": 1e-5, "batch_size": 240, "epochs": 15, "clipping_norm": 3.0},
-        "optimizer": {"name": "SGD", "lr": 0.25},
+        "optimizer": {"name": "SGD", "lr": 0.1},
         "weight_decay": {"rate": 1e-4},
     },
     "cifar10": {
