@@ -263,7 +263,10 @@ def folder(content: bytes) -> None:
         path = root / names[place % len(names)]
         if path.is_symlink() or path.exists() or path.parent.is_symlink():
             continue
-        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:  # there is a file in the place of its folder
+            continue
         links = {200: path.name, 201: "..", 202: "/dev/zero", 203: "nowhere", 204: "../a", 205: "/", 206: str(root)}
         if what in links:
             path.symlink_to(links[what])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tacit.privacy.driven import LossDriven
 from tacit.privacy.ledger import _ORIGIN, _line, _sealed, canonical, read_ledger
 from tacit.privacy.schedules import Linear
 from tacit.privacy.signature import load_key, public_key_of, sign, signature_of, signer_of, verified
+from tacit.privacy.validation import UserError
 from tacit.report.certificate_page import certificate_page
 from tacit.training.directory import read_metrics
 
@@ -71,10 +73,11 @@ def rechained(content: bytes) -> bytes:
     previous = _ORIGIN
     for line in content.splitlines():
         try:
-            entry = _sealed({**json.loads(line), "entry": len(lines), "previous": previous})
+            fields = {key: value for key, value in json.loads(line).items() if key != "hash"}
+            entry = _sealed({**fields, "entry": len(lines), "previous": previous})
             lines.append(_line(entry))
             previous = entry["hash"]
-        except (ValueError, TypeError, RecursionError):
+        except (ValueError, TypeError, AttributeError, RecursionError):
             continue
     return b"".join(lines)
 
@@ -170,10 +173,9 @@ def key(content: bytes) -> None:
     """A file as a private key, then as a public one."""
     path = written("key", content)
     path.chmod(0o600)
-    try:
+    with suppress(UserError):
         load_key(path, lambda: "passphrase")
-    finally:
-        public_key_of(str(path))
+    public_key_of(str(path))
 
 
 @cache
@@ -202,8 +204,8 @@ def metrics(content: bytes) -> None:
 
 TARGETS = [
     Target("ledger", ledger, ledger_seeds, WORDS, rechained),
-    Target("run", run_directory, ledger_seeds, WORDS, seconds=60.0),
-    Target("certificate", certificate, certificate_seeds, WORDS, digested, seconds=20.0),
+    Target("run", run_directory, ledger_seeds, WORDS, seconds=60.0, inputs=20),
+    Target("certificate", certificate, certificate_seeds, WORDS, digested, seconds=20.0, inputs=40),
     Target("signature", signature, signature_seeds, WORDS),
     Target(
         "key",

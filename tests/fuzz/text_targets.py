@@ -137,5 +137,5 @@ TARGETS = [
         lambda: [b"1024/50000\n\n20\n1,0.5\n2,3\n2\n0.5,0.3", b"1/3\n7\n\n\n\n40\nequal"],
         (b"/", b",", b"1_0"),
     ),
-    Target("account", account_of, account_seeds, (b"\n", b"/", b":", b"1e12"), seconds=60.0),
+    Target("account", account_of, account_seeds, (b"\n", b"/", b":", b"1e12"), seconds=60.0, inputs=20),
 ]
