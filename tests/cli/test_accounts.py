@@ -248,7 +248,6 @@ def test_groups_of_a_schedule_are_compared_with_a_constant_at_one_norm():
         ("--steps", 10, "--noise-multiplier", 1, "--groups", 10**12),
     ],
 )
-def test_what_no_machine_could_count_is_refused_in_a_sentence(tacit, options):
-    done = tacit("account", "--sample-rate", "1e-3", *options, timeout=120, check=2)
-    assert done.stderr.startswith("tacit: ")
-    assert done.stderr.count("\n") == 1
+def test_what_no_machine_could_count_is_refused_in_a_sentence(options):
+    with pytest.raises(UserError, match=r"at most|more than"):
+        run("account", "--sample-rate", "1e-3", *options)

@@ -128,7 +128,7 @@ class Recipe(Section):
     def of(cls, content: bytes, origin: str = "the recipe") -> Recipe:
         """A recipe from the bytes of a TOML file.
 
-        >>> Recipe.of(b"[privacy]\nepsilon = 3\nbatch_size = 64").privacy.batch_size
+        >>> Recipe.of(b"privacy = { epsilon = 3, batch_size = 64 }").privacy.batch_size
         64
         """
         return cls.check(_values(content, origin), origin)
