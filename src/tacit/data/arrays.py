@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import os
+import sys
 import zipfile
 from pathlib import Path
 from typing import IO
@@ -198,10 +199,18 @@ def _classes(path: Path, names: np.ndarray | None, labels: dict[str, np.ndarray]
         raise UserError(f"classes of {path} must be a list of different names, one a class")
     if largest >= len(names):
         raise UserError(f"{path} has the label {largest}, but classes names only 0..{len(names) - 1}; add the rest")
-    try:
-        words = tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist())
-    except (ValueError, SystemError):  # NumPy lets four bytes be no character at all
-        words = ("\ud800",)
-    if any(visible(word) != word for word in words):
-        raise UserError(f"classes of {path} must be names in UTF-8 that can be printed; save others")
+    words = _words(names)
+    if words is None or any(visible(word) != word for word in words):
+        raise UserError(f"classes of {path} must be names in Unicode that can be printed; save others")
     return words
+
+
+def _words(names: np.ndarray) -> tuple[str, ...] | None:
+    """Names as Python has them; None if they are no characters, of which NumPy would make strings that no program can bear."""
+    if names.dtype.kind == "U":
+        codes = np.ascontiguousarray(names.astype(names.dtype.newbyteorder("="))).view(np.uint32)
+        return None if codes.max(initial=0) > sys.maxunicode else tuple(names.tolist())
+    try:
+        return tuple(name.decode() for name in names.tolist())
+    except UnicodeDecodeError:
+        return None
