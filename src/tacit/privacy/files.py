@@ -27,9 +27,11 @@ def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
     OSError: [Errno 22] it is not a regular file
     """
     # Without O_NONBLOCK, to open a pipe would mean to wait until somebody writes to it.
-    with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise OSError(errno.EINVAL, "it is not a regular file")
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    with open(descriptor, "rb") as file:
         yield file
 
 
