@@ -237,3 +237,17 @@ def test_groups_of_a_schedule_are_compared_with_a_constant_at_one_norm():
         "clipped at one norm"
         in run("account", "--schedule", "table:8,4", "--groups", 4, *shared).stdout.splitlines()[1]
     )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ("--epochs", "1e308", "--noise-multiplier", 1),
+        ("--steps", 10**30, "--noise-multiplier", 1),
+        ("--steps", 10**12, "--schedule", "linear:5:1"),
+        ("--steps", 10, "--noise-multiplier", 1, "--groups", 10**12),
+    ],
+)
+def test_what_no_machine_could_count_is_refused_in_a_sentence(options):
+    with pytest.raises(UserError, match=r"at most|more than"):
+        run("account", "--sample-rate", "1e-3", *options)

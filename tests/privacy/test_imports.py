@@ -25,6 +25,7 @@ LIGHT = [
     "spending",
     "signature",
     "schema",
+    "files",
 ]
 
 

@@ -10,7 +10,7 @@ import warnings
 import typer
 
 from tacit.cli import account, calibrate, data, ensemble, evaluate, predict, recipes, reproduce, sign, train, verify
-from tacit.privacy.validation import UserError
+from tacit.privacy.validation import UserError, visible
 
 app = typer.Typer(
     name="tacit",
@@ -60,7 +60,7 @@ def main() -> None:
 
 def _warn(message: Warning | str, *_: object) -> None:
     """A warning as one line, without the place in the code."""
-    print(f"warning: {message}", file=sys.stderr)
+    print(f"warning: {visible(str(message))}", file=sys.stderr)
 
 
 def _complain(sentence: str) -> int:

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from tacit.privacy.plan import PrivacyPlan
 
 
+MOST_GROUPS = 10**6
+"""Each has a norm of its own in memory; a group a parameter of a large model is far fewer."""
+
+
 @dataclass(frozen=True)
 class Grouping:
     """How many groups there are, and the multiplier that their noise is worth together: that of the standard deviations given, or
@@ -39,6 +43,8 @@ class Grouping:
         stds = None if stds_text is None else numbers_of("--noise-stds", stds_text)
         counts = {len(values) for values in (norms, stds) if values is not None}
         counts |= set() if groups is None else {check_count("--groups", groups)}
+        if max(counts, default=1) > MOST_GROUPS:
+            raise UserError(f"there can be at most {MOST_GROUPS} groups; no model has so many parameters to group")
         if len(counts) > 1:
             raise UserError(f"--groups, --clipping-norms and --noise-stds must agree, not {sorted(counts)}")
         if not counts and per_layer:

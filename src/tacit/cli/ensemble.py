@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from tacit.cli.shared import data_changes, print_json, shown_epsilon
-from tacit.privacy.validation import UserError
+from tacit.privacy.validation import UserError, visible
 
 if TYPE_CHECKING:
     from tacit.training.ensemble import Ensemble, Judgement
@@ -105,9 +105,9 @@ def _show(ensemble: Ensemble, judged: Judgement, certificate: dict[str, Any], da
     together = f"epsilon {shown_epsilon(certificate['epsilon'])} at delta {certificate['delta']:g}"
     typer.echo(f"{'ensemble':<{width}}  test accuracy {judged.accuracy:7.2%}  {together}")
     typer.echo(f"by {ensemble.voting}, on {judged.examples} held-out examples of {data}")
-    typer.echo(f"it says: {certificate['statement']}")
+    typer.echo(visible(f"it says: {certificate['statement']}"))
     for caveat in _caveats(judged, certificate):
-        typer.echo(f"note: {caveat}")
+        typer.echo(visible(f"note: {caveat}"))
 
 
 def _caveats(judged: Judgement, certificate: dict[str, Any]) -> list[str]:

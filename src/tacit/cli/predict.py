@@ -7,6 +7,8 @@ from pathlib import Path
 
 import typer
 
+from tacit.privacy.validation import visible
+
 
 def command(
     run_directory: Path = typer.Argument(..., metavar="RUN_DIR", help="A run directory of `tacit train`."),
@@ -26,4 +28,6 @@ def command(
         typer.echo(json.dumps({"predictions": [vars(prediction) for prediction in predictions]}))
         return
     for prediction in predictions:
-        typer.echo(f"{prediction.example}\t{prediction.label}\t{prediction.probability:.4f}")
+        # A tab parts them, so there is none in a name.
+        example, label = visible(prediction.example), visible(prediction.label)
+        typer.echo(f"{example}\t{label}\t{prediction.probability:.4f}")

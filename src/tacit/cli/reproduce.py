@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from tacit.privacy.files import expanded
 from tacit.privacy.validation import UserError, check_count, check_positive
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ def command(
     tasks = tasks_of(chosen, out, only=only, seeds=count, epochs=epochs)
     if only and set(only) <= {example.name for example in chosen.examples}:
         tasks = []
-    directory = None if data_dir is None else str(data_dir.expanduser().absolute())
+    directory = None if data_dir is None else str(expanded(data_dir).absolute())
     try:
         if epochs is None:
             run_examples(chosen, out, only, _silent if quiet else _began)

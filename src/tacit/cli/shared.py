@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import typer
 
+from tacit.privacy.files import expanded
 from tacit.privacy.schedules import Constant, NoiseSchedule, schedule_from_text
-from tacit.privacy.validation import UserError, check_count, check_positive, check_probability
+from tacit.privacy.validation import UserError, check_positive, check_probability, check_steps
+from tacit.privacy.validation import steps_of as steps_of_epochs
 
 
 def sample_rate_of(text: str) -> float:
@@ -36,9 +39,9 @@ def steps_of(steps: int | None, epochs: float | None, sample_rate: float) -> int
     if (steps is None) == (epochs is None):
         raise UserError("give either --steps or --epochs")
     if steps is not None:
-        return check_count("steps", steps)
+        return check_steps(steps)
     assert epochs is not None
-    return max(1, round(check_positive("epochs", epochs) / sample_rate))
+    return steps_of_epochs(epochs, sample_rate)
 
 
 def numbers_of(option: str, text: str) -> list[float]:
@@ -97,10 +100,11 @@ def data_changes(dataset: str | None, data_dir: Path | None) -> list[str]:
     """
     changes = []
     if dataset is not None:
-        source = str(Path(dataset).expanduser().absolute()) if Path(dataset).expanduser().exists() else dataset
+        path = expanded(dataset)
+        source = str(path.absolute()) if os.path.exists(path) else dataset
         changes.append(f"data.source={json.dumps(source)}")
     if data_dir is not None:
-        changes.append(f"data.directory={json.dumps(str(data_dir.expanduser().absolute()))}")
+        changes.append(f"data.directory={json.dumps(str(expanded(data_dir).absolute()))}")
     return changes
 
 

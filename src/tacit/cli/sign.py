@@ -11,7 +11,7 @@ from pathlib import Path
 import typer
 
 from tacit.cli.shared import print_json
-from tacit.privacy.validation import UserError
+from tacit.privacy.validation import UserError, visible
 
 PASSPHRASE = "TACIT_KEY_PASSPHRASE"
 
@@ -64,7 +64,7 @@ def command(
     if as_json:
         print_json({"public_key": found.signed_by, "signature": str(run_directory / "certificate.sig")})
         return
-    typer.echo(f"signed         {found.certificate['statement']}")
+    typer.echo(visible(f"signed         {found.certificate['statement']}"))
     typer.echo(f"by             {found.signed_by}")
     typer.echo(f"check it with  tacit verify {shlex.quote(str(run_directory))} --public-key {found.signed_by}")
 

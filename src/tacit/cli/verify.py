@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from tacit.cli.shared import print_json
-from tacit.privacy.validation import UserError, check_delta, check_positive
+from tacit.privacy.validation import UserError, check_delta, check_positive, visible
 
 if TYPE_CHECKING:
     from tacit.privacy.signature import Verified
@@ -83,11 +83,12 @@ def command(
         signature = None if found.signed_by is None else {"public_key": found.signed_by, "expected": found.expected}
         print_json({"verified": True, **found.certificate, "signature": signature})
         return
-    typer.echo(f"verified: {found.certificate['statement']}")
+    # What a ledger says was disclosed is somebody else's words.
+    typer.echo(visible(f"verified: {found.certificate['statement']}"))
     for reason in found.certificate["void_because"]:
-        typer.echo(f"not valid for release: {reason}")
+        typer.echo(visible(f"not valid for release: {reason}"))
     for caveat in found.certificate["caveats"]:
-        typer.echo(f"note: {caveat}")
+        typer.echo(visible(f"note: {caveat}"))
     typer.echo(f"signature: {found.signer}")
     if page is not None:
         typer.echo(f"page: {page}")

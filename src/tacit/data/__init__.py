@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from tacit.data.arrays import load_npz, read_inputs
 from tacit.data.benchmarks import is_present, load_benchmark, load_digits
@@ -18,6 +17,7 @@ from tacit.data.catalogue import Entry, catalogue, entry
 from tacit.data.dataset import Dataset, Split, check_held_out, is_held_out, per_channel
 from tacit.data.folders import load_folder
 from tacit.data.images import check_resize, read_image, resize_images
+from tacit.privacy.files import expanded
 from tacit.privacy.validation import UserError, nearest
 
 __all__ = ["Dataset", "Entry", "Split", "catalogue", "is_held_out", "is_present", "load", "read_image", "read_inputs"]
@@ -53,12 +53,12 @@ def load(
     held_out = check_held_out(held_out)
     size = check_resize(resize)
     names = [entry.name for entry in catalogue()]
-    path = Path(source).expanduser()
+    path = expanded(source)
     if source == "digits":
         split = load_digits(held_out)
     elif source in names:
         split = load_benchmark(entry(str(source)), data_dir=data_dir, download=download, progress=progress)
-    elif path.is_dir():
+    elif os.path.isdir(path):
         split = load_folder(path, held_out=held_out, resize=size, progress=progress)
     elif path.suffix == ".npz":
         split = load_npz(path, held_out=held_out)

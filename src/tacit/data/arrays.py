@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
+import sys
 import zipfile
 from pathlib import Path
 from typing import IO
@@ -11,11 +13,16 @@ from typing import IO
 import numpy as np
 
 from tacit.data.dataset import Dataset, Split, split_by_content
-from tacit.privacy.validation import UserError
+from tacit.data.formats import LARGEST_EXPANSION, expansion_of
+from tacit.privacy.files import expanded, opened
+from tacit.privacy.validation import UserError, visible
 
 LARGEST_NPZ = 2**34
 """Bytes of arrays that are loaded: 16 GiB."""
 MOST_CLASSES = 100_000
+LONGEST_HEADER = 10_000
+"""Bytes of the header of an array: NumPy's own limit, which it looks at only after reading as many as there are."""
+LONGEST_REASON = 200
 NAMES = ("x", "y", "x_test", "y_test", "classes")
 
 
@@ -37,7 +44,7 @@ def load_npz(path: str | os.PathLike[str], *, held_out: float = 1 / 6, limit: in
     >>> split.train.input_shape, split.train.classes, len(split.train) + len(split.test)
     ((5,), ('0', '1', '2'), 60)
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     arrays = _read(path, limit)
     for name in ("x", "y"):
         if name not in arrays:
@@ -71,7 +78,7 @@ def read_inputs(path: str | os.PathLike[str], *, limit: int = LARGEST_NPZ) -> np
     ...     read_inputs(path).shape
     (4, 1, 8, 8)
     """
-    path = Path(path).expanduser()
+    path = expanded(path)
     arrays = _read(path, limit)
     if "x" not in arrays:
         raise UserError(f"{path} has no array 'x'; save it with np.savez(path, x=...)")
@@ -80,29 +87,56 @@ def read_inputs(path: str | os.PathLike[str], *, limit: int = LARGEST_NPZ) -> np
 
 def _read(path: Path, limit: int) -> dict[str, np.ndarray]:
     try:
-        with zipfile.ZipFile(path) as archive:
-            members = {name: info for info in archive.infolist() if (name := info.filename[:-4]) in NAMES}
+        with opened(path) as file, zipfile.ZipFile(file) as archive:
+            members = {
+                name: info for info in archive.infolist() if (name := info.filename.removesuffix(".npy")) in NAMES
+            }
             # What the file declares is checked before any of it is unpacked: a small one may claim a lot.
-            if sum(info.file_size for info in members.values()) > limit:
-                raise UserError(f"{path} unpacks to more than {limit} bytes; save fewer examples or a smaller type")
-            for name, info in members.items():
-                with archive.open(info) as file:
-                    _check_header(path, name, info.file_size, *_header(file))
-        with np.load(path, allow_pickle=False) as arrays:
-            return {name: np.asarray(arrays[name]) for name in members}
+            _check_sizes(path, list(members.values()), os.fstat(file.fileno()).st_size, limit)
+            return {name: _array(path, name, archive, info) for name, info in members.items()}
     except UserError:
         raise
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror or error}); check its name and permissions") from error
     except Exception as error:  # zipfile and NumPy raise many kinds for damaged, encrypted or odd files.
-        reason = str(error).split("\n")[0].rstrip(".") or type(error).__name__
+        reason = str(error).split("\n")[0].rstrip(".")[:LONGEST_REASON] or type(error).__name__
         raise UserError(f"{path} is not a sound .npz file ({reason}); save it again with np.savez") from error
+
+
+def _check_sizes(path: Path, members: list[zipfile.ZipInfo], length: int, limit: int) -> None:
+    unpacked = sum(info.file_size for info in members)
+    if unpacked > limit:
+        raise UserError(f"{path} unpacks to more than {limit} bytes; save fewer examples or a smaller type")
+    if any(info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED) for info in members):
+        raise UserError(f"{path} is compressed in another way than NumPy's; save it again with np.savez")
+    stored = [info for info in members if info.compress_type == zipfile.ZIP_STORED]
+    if sum(info.compress_size for info in members) > length or any(i.file_size != i.compress_size for i in stored):
+        raise UserError(f"{path} is damaged: it has fewer bytes than it says; save it again with np.savez")
+    if unpacked > expansion_of(length):
+        raise UserError(
+            f"{path} unpacks to more than {LARGEST_EXPANSION} times its length; save it with np.savez, which compresses nothing"
+        )
+
+
+def _array(path: Path, name: str, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+    with archive.open(info) as file:
+        _check_header(path, name, info.file_size, *_header(file))
+    with archive.open(info) as file:
+        return np.asarray(np.lib.format.read_array(file, allow_pickle=False))
 
 
 def _header(file: IO[bytes]) -> tuple[tuple[int, ...], np.dtype]:
     version = np.lib.format.read_magic(file)
+    size = {(1, 0): 2, (2, 0): 4, (3, 0): 4}.get(version)
+    if size is None:
+        raise ValueError(f"an array of the format {version[0]}.{version[1]}")
+    length = file.read(size)
+    # NumPy reads a header of any length before it finds it too long.
+    if int.from_bytes(length, "little") > LONGEST_HEADER:
+        raise ValueError("a header that is far too long")
+    head = io.BytesIO(length + file.read(int.from_bytes(length, "little")))
     read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-    shape, _, dtype = read(file)
+    shape, _, dtype = read(head)
     return shape, dtype
 
 
@@ -115,6 +149,8 @@ def _check_header(path: Path, name: str, size: int, shape: tuple[int, ...], dtyp
     allowed = "US" if name == "classes" else "biuf"
     if dtype.kind not in allowed:
         raise UserError(f"{name} of {path} must hold {'names' if allowed == 'US' else 'numbers'}, not {dtype}")
+    if dtype.itemsize == 0 or min(shape, default=1) < 0:
+        raise UserError(f"{name} of {path} is damaged: its header gives {dtype} of shape {list(shape)}; save it again")
     if math.prod(shape) * dtype.itemsize > size:
         raise UserError(f"{name} of {path} is damaged: it has fewer bytes than its shape {list(shape)} needs")
 
@@ -163,4 +199,18 @@ def _classes(path: Path, names: np.ndarray | None, labels: dict[str, np.ndarray]
         raise UserError(f"classes of {path} must be a list of different names, one a class")
     if largest >= len(names):
         raise UserError(f"{path} has the label {largest}, but classes names only 0..{len(names) - 1}; add the rest")
-    return tuple(name.decode() if isinstance(name, bytes) else str(name) for name in names.tolist())
+    words = _words(names)
+    if words is None or any(visible(word) != word for word in words):
+        raise UserError(f"classes of {path} must be names in Unicode that can be printed; save others")
+    return words
+
+
+def _words(names: np.ndarray) -> tuple[str, ...] | None:
+    """Names as Python has them; None if they are no characters, of which NumPy would make strings that no program can bear."""
+    if names.dtype.kind == "U":
+        codes = np.ascontiguousarray(names.astype(names.dtype.newbyteorder("="))).view(np.uint32)
+        return None if codes.max(initial=0) > sys.maxunicode else tuple(names.tolist())
+    try:
+        return tuple(name.decode() for name in names.tolist())
+    except UnicodeDecodeError:
+        return None

@@ -15,6 +15,7 @@ from tacit.data.catalogue import Entry, File, catalogue, entry
 from tacit.data.dataset import Dataset, Split, split_by_content
 from tacit.data.fetch import cache_dir, fetch, file_names
 from tacit.data.formats import parse_cifar10, parse_idx, read_bytes
+from tacit.privacy.files import expanded
 from tacit.privacy.validation import UserError
 
 Contents = dict[str, bytes]
@@ -98,7 +99,7 @@ def load_benchmark(
 def _folders(chosen: Entry, data_dir: str | os.PathLike[str] | None) -> list[Path]:
     """Where to look. A folder named after the set comes before the folder it lies in: MNIST and Fashion-MNIST
     have the same file names, and may share the latter."""
-    root = Path(data_dir).expanduser() if data_dir is not None else None
+    root = expanded(data_dir) if data_dir is not None else None
     own = [*(root / folder for folder in chosen.folders), root] if root else []
     return [*own, cache_dir() / chosen.folders[0]]
 
@@ -119,7 +120,7 @@ def _read(chosen: Entry, found: dict[File, Path]) -> Contents:
 
 
 def _from_user(chosen: Entry, data_dir: str | os.PathLike[str]) -> Contents | None:
-    if not Path(data_dir).expanduser().is_dir():
+    if not os.path.isdir(expanded(data_dir)):
         raise UserError(f"data_dir is {os.fspath(data_dir)!r}, which is not a folder; name the one with the files")
     candidates = (_found(chosen, folder) for folder in _folders(chosen, data_dir)[:-1])
     found = next((files for files in candidates if files), None)

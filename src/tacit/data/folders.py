@@ -11,7 +11,8 @@ import numpy as np
 
 from tacit.data.dataset import Dataset, Split, check_held_out, is_held_out, split_by_mask
 from tacit.data.images import SUFFIXES, decode_image, read_file
-from tacit.privacy.validation import UserError
+from tacit.privacy.files import expanded
+from tacit.privacy.validation import UserError, visible
 
 LARGEST_ARRAY = 2**34
 """Bytes of pixels that are held in memory: 16 GiB."""
@@ -51,7 +52,7 @@ def load_folder(
     >>> split.train.classes, split.train.input_shape, len(split.train) + len(split.test)
     (('cat', 'dog'), (1, 8, 8), 40)
     """
-    root = Path(root).expanduser()
+    root = expanded(root)
     held_out = check_held_out(held_out)
     classes, items = _survey(root)
     images, test = _read(root, classes, items, held_out, resize, progress)
@@ -82,6 +83,9 @@ def _survey(root: Path) -> tuple[tuple[str, ...], list[_Item]]:
             for name, folder in folders.items()
             for item in _images(folder, classes.index(name), part, root)
         ]
+    for name in classes:
+        if visible(name) != name:
+            raise UserError(f"the class folder {root / name} has a name that cannot be printed; rename it")
     if len(classes) < 2:
         raise UserError(
             f"{root} must hold at least two class folders, not {len(classes)}: put the images of each class "
@@ -101,11 +105,18 @@ def _entries(folder: Path, root: Path) -> list[os.DirEntry[str]]:
         raise UserError(f"{folder} cannot be listed ({error.strerror}); check its name and permissions") from error
     for entry in entries:
         # Only a link can lead outside: the walk began at `root` and goes down.
-        if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(root.resolve()):
+        if entry.is_symlink() and not _leads_into(entry.path, root):
             raise UserError(
-                f"{entry.path} is a symbolic link that leads out of {root}; copy the file or remove the link"
+                f"{entry.path} is a symbolic link that leads out of {root}, or nowhere; copy the file or remove the link"
             )
     return entries
+
+
+def _leads_into(link: str, root: Path) -> bool:
+    try:
+        return Path(link).resolve(strict=True).is_relative_to(root.resolve())
+    except (OSError, RuntimeError):  # to nothing, or in a circle
+        return False
 
 
 def _class_folders(folder: Path, root: Path) -> dict[str, Path]:

@@ -15,11 +15,14 @@ from typing import IO, cast
 
 import numpy as np
 
+from tacit.privacy.files import opened
 from tacit.privacy.validation import UserError
 
 CIFAR_RECORD = 1 + 3 * 32 * 32
 LARGEST_FILE = 2**31
 """No file of a benchmark set is longer than this, decompressed; nothing beyond it is read."""
+FREELY_EXPANDED, LARGEST_EXPANSION = 2**28, 100
+"""A file may unpack to 256 MiB, or to so many times its own length: images and numbers never shrink further, bombs do."""
 
 
 def parse_idx(content: bytes, name: str = "IDX file") -> np.ndarray:
@@ -73,7 +76,8 @@ def read_bytes(path: str | os.PathLike[str], *, idx: bool = False, limit: int = 
     """
     path = Path(path)
     try:
-        with path.open("rb") as raw:
+        with opened(path) as raw:
+            most = expansion_of(os.fstat(raw.fileno()).st_size)
             compressed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
             file = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if compressed else cast(IO[bytes], raw)
@@ -87,11 +91,27 @@ def read_bytes(path: str | os.PathLike[str], *, idx: bool = False, limit: int = 
             while room > 0 and (chunk := file.read(min(room, 2**24))):
                 chunks.append(chunk)
                 room -= len(chunk)
+                most -= len(chunk)
+                if compressed and most < 0:
+                    raise UserError(
+                        f"{path} unpacks to more than {LARGEST_EXPANSION} times its length; unpack it yourself"
+                    )
+    except UserError:
+        raise
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read ({error}); fetch it again or check its permissions") from error
     if room <= 0:
         raise UserError(f"{path} is longer than the {limit} bytes it may have; fetch it again")
     return b"".join(chunks)
+
+
+def expansion_of(length: int) -> int:
+    """The most bytes that so many compressed ones may be unpacked to.
+
+    >>> expansion_of(11_490_434) // 2**20
+    1095
+    """
+    return max(FREELY_EXPANDED, LARGEST_EXPANSION * length)
 
 
 def _idx_shape(header: bytes, name: str) -> tuple[int, ...]:

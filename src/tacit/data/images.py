@@ -6,11 +6,11 @@ import io
 import os
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tacit.privacy.files import read_whole
 from tacit.privacy.validation import UserError, check_count
 
 if TYPE_CHECKING:
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 LARGEST_FILE = 2**28
+MOST_SCANS = 100
+"""Of a progressive JPEG, which has ten as a rule: each goes over all pixels anew, however few bytes it has."""
 
 
 def read_image(path: str | os.PathLike[str], *, resize: tuple[int, int] | None = None) -> np.ndarray:
@@ -47,13 +49,9 @@ def read_file(path: str | os.PathLike[str]) -> bytes:
     tacit.privacy.validation.UserError: no-such-file.png cannot be read (No such file or directory); ...
     """
     try:
-        with Path(path).open("rb") as file:
-            content = file.read(LARGEST_FILE + 1)
+        return read_whole(path, largest=LARGEST_FILE)
     except OSError as error:
         raise UserError(f"{path} cannot be read ({error.strerror}); check its name and permissions") from error
-    if len(content) > LARGEST_FILE:
-        raise UserError(f"{path} is longer than {LARGEST_FILE} bytes; remove it or save it smaller")
-    return content
 
 
 def decode_image(content: bytes, name: str, *, resize: tuple[int, int] | None = None) -> np.ndarray:
@@ -66,6 +64,8 @@ def decode_image(content: bytes, name: str, *, resize: tuple[int, int] | None = 
     """
     from PIL import Image, ImageOps
 
+    if content.startswith(b"\xff\xd8") and content.count(b"\xff\xda") > MOST_SCANS:
+        raise UserError(f"{name} has more than {MOST_SCANS} scans; remove it or save it anew")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -76,7 +76,7 @@ def decode_image(content: bytes, name: str, *, resize: tuple[int, int] | None = 
             f"{name} has more than {Image.MAX_IMAGE_PIXELS} pixels; remove it or save it smaller"
         ) from error
     except Exception as error:  # A damaged file makes Pillow's decoders raise errors of many kinds.
-        reason = str(error).replace("\n", " ").rstrip(".") or type(error).__name__
+        reason = str(error).replace("\n", " ").rstrip(".")[:200] or type(error).__name__
         if "cannot identify" in reason:
             reason = "it is of another kind or damaged"
         raise UserError(f"{name} cannot be read as a PNG or JPEG image ({reason}); repair or remove it") from error
@@ -131,7 +131,7 @@ def _grey_or_rgb(image: Image.Image) -> Image.Image:
 
     if image.mode.startswith("I"):
         # Pillow clips 16-bit greys when it converts them; shift them instead.
-        return Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+        return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     if image.mode == "P":
         image = image.convert("RGBA")  # Pillow warns about a palette with transparency that goes straight to RGB.
     return image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")

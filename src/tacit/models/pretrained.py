@@ -22,8 +22,11 @@ from torch import Tensor, nn
 
 from tacit.models.folding import COUNTER, MEAN, VARIANCE, convolutions_of_norms, fold_norms, folded
 from tacit.models.published import PUBLISHED
+from tacit.privacy.files import expanded, read_whole
 from tacit.privacy.validation import UserError, check_choice, check_not_negative
 
+LARGEST_WEIGHTS = 2**34
+"""Bytes of a file of weights, which is read whole: 16 GiB."""
 BATCH_NORMS = ("replace", "fold")
 _HUB = "hf://"
 _PICKLES = (".pth", ".pt", ".bin", ".ckpt", ".pkl", ".pickle")
@@ -265,9 +268,9 @@ def _content(source: str | os.PathLike[str]) -> bytes:
     text = str(source)
     if text.lower().endswith(_PICKLES):
         raise _refused_pickle(text)
-    path = _fetched(text) if text.startswith(_HUB) else Path(source).expanduser()
+    path = _fetched(text) if text.startswith(_HUB) else expanded(source)
     try:
-        return path.read_bytes()
+        return read_whole(path, largest=LARGEST_WEIGHTS)
     except FileNotFoundError:
         raise UserError(f"there is no file {path} with pre-trained weights") from None
     except OSError as error:
@@ -278,10 +281,10 @@ def _tensors(source: str, content: bytes) -> dict[str, Tensor]:
     """All tensors of a file, in the order of their names."""
     try:
         return dict(sorted(safetensors.torch.load(content).items()))
-    except (SafetensorError, ValueError) as error:
+    except (SafetensorError, ValueError, TypeError, LookupError, RuntimeError) as error:
         if content.startswith(_PICKLED) and content[8:9] != b"{":  # with which a safetensors header begins
             raise _refused_pickle(source) from None
-        raise UserError(f"{source} is not a safetensors file, or is damaged: {error}") from None
+        raise UserError(f"{source} is not a safetensors file, or is damaged: {str(error)[:200]}") from None
 
 
 def _fetched(source: str) -> Path:

@@ -131,7 +131,7 @@ def epsilon_of_all(
     used = [(rate, levels) for rate, levels in sorted(by_rate.items()) if levels]
     most = max(MOST_LEVELS // max(len(used), 1), 1)
     rounded = tuple((rate, tuple(rounded_down(levels, most))) for rate, levels in used)
-    return _epsilon_of(rounded, all_at_once, float(delta), accountant, coarse)
+    return _epsilon_of(rounded, joined(all_at_once), float(delta), accountant, coarse)
 
 
 @lru_cache(maxsize=256)
@@ -185,6 +185,7 @@ def epsilons_along(
         noisy.append((check_probability("sample_rate", sample_rate), rounded_down(capped, 2)))
     if not noisy or min(whole, default=math.inf) < _NO_NOISE:
         return [math.inf] * len(parts)
+    whole = joined(whole)
     smallest = min([*(sigma for _, levels in noisy for sigma, _ in levels), *whole])
     rough = _by_rdp(_composed(noisy, whole), delta, _ROUGH_ORDERS)
     by_rdp = accountant == "rdp" or delta < _SMALLEST_PLD_DELTA or smallest < _SMALLEST_PLD_MULTIPLIER
@@ -257,6 +258,22 @@ def rdp_budget(order: float, epsilon: float, delta: float) -> float:
     """
     check_delta(delta)
     return epsilon - math.log1p(-1 / order) + math.log(delta * order) / (order - 1)
+
+
+def joined(whole: Sequence[float]) -> tuple[float, ...]:
+    """Gaussian releases in which every example takes part, as one of the multiplier that they have together: none, or one.
+
+    1 / sigma^2 adds up. A PLD for each of them would take time in proportion to their number, which a ledger may claim at will.
+
+    *Guarantee.* Not above (sum_k sigma_k^-2)^(-1/2), of which the one release is a Gaussian mechanism that gives all of them.
+
+    >>> joined([]), joined([8.0]), round(joined([3.0, 4.0])[0], 6)
+    ((), (8.0,), 2.4)
+    """
+    if len(whole) < 2:
+        return tuple(whole)
+    # hypot, because squares of large multipliers leave the range of a float; a little less, for its own rounding.
+    return ((1 - 1e-12) / math.hypot(*(1 / sigma for sigma in whole)),)
 
 
 def rounded_down(levels: Levels, most: int = MOST_LEVELS) -> list[tuple[float, int]]:

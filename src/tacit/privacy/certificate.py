@@ -12,7 +12,8 @@ from typing import Any
 
 from tacit.privacy.accounting import Levels
 from tacit.privacy.beside import LOSS, WITHIN, Adaptive
-from tacit.privacy.driven import LossDriven
+from tacit.privacy.driven import LEVELS, LossDriven
+from tacit.privacy.files import opened, read_whole
 from tacit.privacy.ledger import SORTED, Entry, canonical, read_ledger, released_levels, unsampled, whole_levels
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError
@@ -107,6 +108,11 @@ def certificate_of(entries: Sequence[Entry]) -> dict[str, Any]:
 
 def _check_filter(plan: PrivacyPlan, levels: Levels) -> None:
     noise = plan.noise
+    # Each level's RDP takes its time, and a run under a filter has only so many.
+    if isinstance(noise, LossDriven) and len(levels) > LEVELS:
+        raise UserError(
+            f"the ledger holds {len(levels)} noise multipliers where its filter knows {LEVELS}; it proves nothing"
+        )
     if isinstance(noise, LossDriven) and not noise.within_budget(plan.sample_rate, levels):
         raise UserError("the ledger holds more releases than its filter allows; this ledger proves nothing")
 
@@ -181,7 +187,7 @@ def verified_content(run_directory: str | os.PathLike[str]) -> tuple[dict[str, A
             f"{directory} holds no certificate.json yet; finish the run with `tacit train --resume --out {directory}`"
         )
     try:
-        content = _read(path)
+        content = read_whole(path, largest=_LARGEST)
         found = json.loads(content.decode("utf-8"), object_pairs_hook=without_duplicates)
         ledger, digest = found["ledger"], found.pop("digest")
         covered = (int(ledger["entries"]), str(ledger["head"]))
@@ -201,7 +207,7 @@ def verified_content(run_directory: str | os.PathLike[str]) -> tuple[dict[str, A
         expected = certificate_of(entries)
     except UserError:
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         raise UserError(f"the ledger of {directory} is not one that tacit wrote; it proves nothing") from None
     del expected["digest"]
     if _close(found.get("epsilon"), expected["epsilon"]):
@@ -226,18 +232,9 @@ def verified_content(run_directory: str | os.PathLike[str]) -> tuple[dict[str, A
     return {**found, "digest": digest}, content
 
 
-def _read(path: Path) -> bytes:
-    """A certificate's bytes; of a file that no run of ours can have written, not even the first gigabyte is held."""
-    with open(path, "rb") as file:
-        content = file.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
-        raise ValueError
-    return content
-
-
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal digits."""
-    with open(path, "rb") as file:
+    """The SHA-256 of a regular file, in hexadecimal digits."""
+    with opened(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 

@@ -16,7 +16,7 @@ from tacit.privacy import accounting
 from tacit.privacy.beside import LOSS, Beside, check_share
 from tacit.privacy.validation import UserError, check_positive
 
-_LEVELS = 16  # the multipliers that are ever used: few, so that each one's RDP is computed once
+LEVELS = 16  # the multipliers that are ever used: few, so that each one's RDP is computed once
 _ORDERS = (*(1 + x / 4 for x in range(1, 60)), *range(16, 65, 2), 96, 128, 256)
 _SMOOTHING = 0.9  # of the released loss, which is noisy
 
@@ -74,8 +74,8 @@ class LossDriven:
         """
         if loss is None:
             return self.smallest
-        level = round((_LEVELS - 1) * (1 - min(max(loss / self.reference, 0.0), 1.0)))
-        return float(self.smallest * (self.largest / self.smallest) ** (level / (_LEVELS - 1)))
+        level = round((LEVELS - 1) * (1 - min(max(loss / self.reference, 0.0), 1.0)))
+        return float(self.smallest * (self.largest / self.smallest) ** (level / (LEVELS - 1)))
 
     def smoothed(self, before: float | None, released: float) -> float:
         """The released loss, averaged with those before it."""
@@ -106,7 +106,9 @@ class LossDriven:
         *Guarantee.* An upper bound however many releases were made, and with whichever multipliers.
         """
         order, budget = self._filter()
-        return accounting.epsilon_of_rdp(order, budget + accounting.rdp_of(1.0, [(s, 1) for s in whole], order), delta)
+        return accounting.epsilon_of_rdp(
+            order, budget + accounting.rdp_of(1.0, [(s, 1) for s in accounting.joined(whole)], order), delta
+        )
 
     def calibrated(
         self, sample_rate: float, steps: int, *, epsilon: float, delta: float, whole: tuple[float, ...] = ()
@@ -122,7 +124,7 @@ class LossDriven:
         found: tuple[float, float, float] | None = None
         for order in _ORDERS:
             budget = accounting.rdp_budget(order, epsilon, delta)
-            budget -= accounting.rdp_of(1.0, [(s, 1) for s in whole], order)
+            budget -= accounting.rdp_of(1.0, [(s, 1) for s in accounting.joined(whole)], order)
             if budget <= 0:
                 continue
             factor = max(_least_factor(sample_rate, level, order, budget) for level in wanted)

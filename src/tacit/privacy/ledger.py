@@ -19,6 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tacit.privacy.files import read_whole
 from tacit.privacy.validation import UserError, check_delta
 
 if TYPE_CHECKING:
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
 FORMAT = "tacit-ledger/1"
 SORTED = "sorted-without-privacy"  # who chose a batch: not the sampler, but an order that was made from all examples
 _ORIGIN = "0" * 64
-_LONGEST_LINE = 1 << 20
+LONGEST_LINE = 1 << 20
+LARGEST_LEDGER = 1 << 29
+"""Bytes of a ledger: more than a million and a half releases, which are read into memory, and in about a minute."""
 
 Entry = dict[str, Any]
 
@@ -72,11 +75,14 @@ class Ledger:
         ledger._lock()
         # A file without a whole line is one whose opening was cut short by a crash: nothing was released yet.
         try:
-            if b"\n" in path.read_bytes():
+            if b"\n" in read_whole(path, largest=LARGEST_LEDGER):
                 raise UserError(f"{path} exists already; continue that run with --resume or choose another directory")
             os.ftruncate(descriptor, 0)
             ledger._open(plan, delta, facts)
             _flush_directory(path.parent)
+        except OSError as error:
+            ledger.close()
+            raise UserError(f"the ledger {path} cannot be made: {error.strerror}") from None
         except BaseException:
             ledger.close()
             raise
@@ -99,7 +105,7 @@ class Ledger:
         ledger = cls([], descriptor, path)
         ledger._lock()
         try:
-            content = path.read_bytes()
+            content = read_whole(path, largest=LARGEST_LEDGER)
             whole = content[: content.rfind(b"\n") + 1]
             ledger._entries = _checked(whole, path)
             torn = len(content) - len(whole)
@@ -110,6 +116,9 @@ class Ledger:
             elif torn:
                 os.ftruncate(descriptor, len(whole))
             ledger._append({"kind": "resume", "time": _now(), "torn_bytes": torn})
+        except OSError as error:
+            ledger.close()
+            raise UserError(f"the ledger {path} cannot be resumed: {error.strerror}") from None
         except BaseException:
             ledger.close()
             raise
@@ -257,7 +266,7 @@ def read_ledger(path: str | os.PathLike[str]) -> tuple[Entry, ...]:
     """
     path = Path(path)
     try:
-        content = path.read_bytes()
+        content = read_whole(path, largest=LARGEST_LEDGER)
     except FileNotFoundError:
         raise UserError(
             f"{path.parent} holds no {path.name}: it is not a run directory, or its run never began"
@@ -286,7 +295,7 @@ def _checked(content: bytes, path: Path) -> list[Entry]:
 def _genuine(line: bytes, before: list[Entry]) -> Entry | None:
     """The entry of a line that may follow these entries, or None."""
     try:
-        if len(line) > _LONGEST_LINE:
+        if len(line) > LONGEST_LINE:
             return None
         entry: Entry = json.loads(line)
         sealed = _sealed({key: value for key, value in entry.items() if key != "hash"})

@@ -13,7 +13,7 @@ from tacit.privacy.beside import Beside
 from tacit.privacy.clipping import Clipping, Flat, clipping_from_dict
 from tacit.privacy.driven import LossDriven
 from tacit.privacy.schedules import Constant, NoiseSchedule, levels, schedule_from_dict
-from tacit.privacy.validation import UserError, check_count, check_positive, check_probability
+from tacit.privacy.validation import UserError, check_count, check_positive, check_probability, check_steps, steps_of
 
 if TYPE_CHECKING:
     from tacit.privacy.ledger import Ledger
@@ -46,7 +46,7 @@ class PrivacyPlan:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "sample_rate", check_probability("sample_rate", self.sample_rate))
-        object.__setattr__(self, "steps", check_count("steps", self.steps))
+        object.__setattr__(self, "steps", check_steps(self.steps))
         if self.expected_batch_size is not None:
             size = check_positive("expected_batch_size", self.expected_batch_size)
             object.__setattr__(self, "expected_batch_size", size)
@@ -95,7 +95,7 @@ class PrivacyPlan:
         rate = batch_size / examples
         return cls(
             sample_rate=rate,
-            steps=max(1, round(epochs / rate)),
+            steps=steps_of(epochs, rate),
             expected_batch_size=batch_size,
             clipping=clipping or Flat(1.0),
             noise=noise or Constant(1.0),

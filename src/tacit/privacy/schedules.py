@@ -12,7 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from tacit.privacy.curricula import SHAPES, Curriculum, Table
 from tacit.privacy.driven import LossDriven
-from tacit.privacy.validation import UserError, check_choice, check_count, check_not_negative, check_positive
+from tacit.privacy.validation import UserError, check_choice, check_not_negative, check_positive, check_steps
 
 
 @runtime_checkable
@@ -83,6 +83,9 @@ class Linear:
         return {"kind": "linear", "first": self.first, "last": self.last}
 
 
+MOST_STEPS = 2**21
+"""Of a schedule that changes: each of its steps is computed, and no ledger can hold more of them."""
+
 _KINDS: dict[str, Any] = {
     "constant": Constant,
     "linear": Linear,
@@ -98,7 +101,13 @@ def levels(schedule: NoiseSchedule, steps: int) -> tuple[tuple[float, int], ...]
     >>> levels(Linear(2.0, 1.0), steps=3)
     ((1.0, 1), (1.5, 1), (2.0, 1))
     """
-    check_count("steps", steps)
+    check_steps(steps)
+    if isinstance(schedule, Constant | LossDriven):
+        return ((float(schedule.multiplier(0, steps)), steps),)
+    if steps > MOST_STEPS:
+        raise UserError(
+            f"a noise schedule can be followed for at most {MOST_STEPS} steps, not {steps:.6g}; take fewer, or constant noise"
+        )
     counts = Counter(float(schedule.multiplier(step, steps)) for step in range(steps))
     return tuple(sorted(counts.items()))
 

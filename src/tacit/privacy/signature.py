@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tacit.privacy.certificate import verified_content, without_duplicates
+from tacit.privacy.files import read_whole, replace_whole
 from tacit.privacy.ledger import canonical
 from tacit.privacy.validation import UserError
 
@@ -140,7 +141,7 @@ def signer_of(content: bytes, path: Path) -> str:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
     try:
-        written = _read(path)
+        written = read_whole(path, largest=_LARGEST_FILE)
         fields = json.loads(written.decode("ascii"), object_pairs_hook=without_duplicates)
         one_form = canonical(fields) + b"\n" == written and fields["format"] == FORMAT and len(fields) == 4
         signer, signature = _hexadecimal(fields["public_key"]), bytes.fromhex(fields["signature"])
@@ -300,13 +301,7 @@ def _read(path: Path) -> bytes:
 
 def _replace(path: Path, content: bytes) -> None:
     """The whole file, or none of it."""
-    draft = path.with_name(f".{path.name}.draft")
     try:
-        with open(draft, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        replace_whole(path, content)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise UserError(f"{path} cannot be written ({error.strerror}); make room or change the permission") from None

@@ -8,20 +8,44 @@ from __future__ import annotations
 
 import difflib
 import math
+import unicodedata
 from collections.abc import Iterable
 from numbers import Integral, Real
+
+LONGEST_SENTENCE = 2000
+"""Characters of a `UserError`: what is wrong with a value of a million digits can be said without repeating them."""
 
 
 class UserError(ValueError):
     """Something the user can mend: one sentence that says what is wrong and what to do.
 
-    The command line prints it without a traceback and exits with status 2.
+    The command line prints it without a traceback and exits with status 2. What is long is shortened in its middle, and what
+    would command a terminal is shown instead (see `visible`), since the sentence may quote a file that somebody else wrote.
 
     >>> raise UserError("epsilon must be above 0, not -1.0")
     Traceback (most recent call last):
     ...
     tacit.privacy.validation.UserError: epsilon must be above 0, not -1.0
     """
+
+    def __init__(self, sentence: str) -> None:
+        half = LONGEST_SENTENCE // 2
+        short = sentence if len(sentence) <= LONGEST_SENTENCE else f"{sentence[:half]} ... {sentence[-half:]}"
+        super().__init__(visible(short))
+
+
+def visible(text: str) -> str:
+    """Control and formatting characters as their numbers: what nobody sees cannot deceive a reader, or command a terminal.
+
+    >>> print(visible("abc\\x1b[2Jdef"))
+    abc\\u001b[2Jdef
+    """
+    return text if text.isprintable() else "".join(map(_visible, text))
+
+
+def _visible(character: str) -> str:
+    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+    return f"\\u{ord(character):04x}" if hidden else character
 
 
 def check_positive(name: str, value: float) -> float:
@@ -93,6 +117,38 @@ def check_count(name: str, value: int, *, at_least: int = 1) -> int:
     if isinstance(value, bool) or not isinstance(value, Integral) or int(value) < at_least:
         raise UserError(f"{name} must be a whole number of at least {at_least}, not {value!r}")
     return int(value)
+
+
+MOST_STEPS = 10**15
+"""Of a run: more than any, and few enough that an accountant's floats still count them one by one."""
+
+
+def check_steps(value: int) -> int:
+    """The number of steps of a run.
+
+    >>> check_steps(10**18)
+    Traceback (most recent call last):
+    ...
+    tacit.privacy.validation.UserError: steps must be at most 1e+15, not 1e+18
+    """
+    steps = check_count("steps", value)
+    if steps > MOST_STEPS:
+        raise UserError(f"steps must be at most {MOST_STEPS:g}, not {_number('steps', steps):g}")
+    return steps
+
+
+def steps_of(epochs: float, sample_rate: float) -> int:
+    """The number of steps of so many passes over the data, at least one.
+
+    >>> steps_of(20, 0.01)
+    2000
+    """
+    steps = check_positive("epochs", epochs) / check_probability("sample_rate", sample_rate)
+    if steps > MOST_STEPS:
+        raise UserError(
+            f"{epochs:g} epochs at a sample_rate of {sample_rate:g} are more than {MOST_STEPS:g} steps; take fewer"
+        )
+    return max(1, round(steps))
 
 
 def check_choice(name: str, value: str, choices: Iterable[str]) -> str:

@@ -11,16 +11,16 @@ import hashlib
 import html
 import json
 import math
-import unicodedata
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from tacit import __version__
+from tacit.privacy.files import expanded
 from tacit.privacy.meaning import factor_of, most_accuracy, most_true_positives, of_several_examples
 from tacit.privacy.signature import Verified
-from tacit.privacy.validation import UserError
+from tacit.privacy.validation import UserError, visible
 
 _FALSE_ALARMS = (0.01, 0.001)
 _LONGEST = 600  # characters that are shown of a fact
@@ -43,7 +43,7 @@ def write_certificate_page(found: Verified, path: str | Path, *, checked: dateti
     ...
     tacit.privacy.validation.UserError: there is no run directory at nowhere
     """
-    given = Path(path).expanduser()
+    given = expanded(path)
     if given.suffix.lower() not in (".html", ".htm") or given.is_dir():
         raise UserError(f"a page is a file that ends in .html, not {str(path)!r}")
     if not given.parent.is_dir():
@@ -297,12 +297,7 @@ def _text(value: object) -> str:
     >>> _text("abc\\u202edef")
     'abc\\\\u202edef'
     """
-    return html.escape("".join(_visible(character) for character in str(value)))
-
-
-def _visible(character: str) -> str:
-    hidden = unicodedata.category(character) in ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-    return f"\\u{ord(character):04x}" if hidden else character
+    return html.escape(visible(str(value)))
 
 
 def _up(number: float, decimals: int) -> float:

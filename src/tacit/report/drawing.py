@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tacit.privacy.files import expanded
 from tacit.privacy.validation import UserError
 
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")  # told apart by everybody
@@ -40,7 +41,7 @@ def picture_path(path: str | Path) -> Path:
     ...
     tacit.privacy.validation.UserError: a picture is a file that ends in .png or .svg, not 'noise.jpeg'
     """
-    given = Path(path).expanduser()
+    given = expanded(path)
     if given.suffix.lower() not in SUFFIXES or given.is_dir():
         raise UserError(f"a picture is a file that ends in {' or '.join(SUFFIXES)}, not {str(path)!r}")
     if not given.parent.is_dir():

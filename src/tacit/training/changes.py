@@ -11,6 +11,9 @@ from typing import Any
 from tacit.privacy.validation import UserError
 from tacit.training.sections import WithOptions
 
+MOST_NESTED = 16
+"""Levels of a recipe's values, of which a sound one has three: what reads them goes down level by level."""
+
 Change = tuple[list[str], str]  # where, and the text of the value
 
 _PART = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[^\s.='"]+)"""  # of a key: in quotes as in TOML, or bare
@@ -46,6 +49,37 @@ def _name(section: Any, kind: type[WithOptions]) -> Any:
     return section.get("name", default) if isinstance(section, dict) else default
 
 
+def toml_values(text: str, what: str) -> dict[str, Any]:
+    """The values of a text in TOML; `what` it is, for the error.
+
+    >>> toml_values("a = [1, 2]", "the recipe")
+    {'a': [1, 2]}
+    """
+    try:
+        values = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # a number of too many digits is not a TOMLDecodeError
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise UserError(f"{what} is not a TOML file: {reason}") from None
+    _check_values(values, what)
+    return values
+
+
+def _check_values(values: Any, what: str) -> None:
+    """Neither nested deeper than any recipe, nor whole numbers that TOML does not have."""
+    inside = [values]
+    for _ in range(MOST_NESTED):
+        inside = [item for value in inside if isinstance(value, dict | list) for item in _items(value)]
+        for value in inside:
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise UserError(f"{what} holds a whole number of more than 64 bits; write a smaller one")
+    if inside:
+        raise UserError(f"{what} is nested deeper than {MOST_NESTED} levels; no recipe is")
+
+
+def _items(value: dict[str, Any] | list[Any]) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
+
+
 def _parsed(change: str) -> Change:
     match = _CHANGE.fullmatch(change)
     if match is None:
@@ -55,6 +89,8 @@ def _parsed(change: str) -> Change:
         keys = [next(iter(tomllib.loads(f"{part} = 0"))) if part[0] in "\"'" else part for part in parts]
     except tomllib.TOMLDecodeError as error:
         raise UserError(f"the key of {change!r} cannot be read: {error}") from None
+    if len(keys) > MOST_NESTED:
+        raise UserError(f"the key of {change!r} is nested deeper than {MOST_NESTED} levels; no recipe is")
     return keys, match[2].strip()
 
 
@@ -76,6 +112,8 @@ def _applied(values: Mapping[str, Any], changes: Iterable[Change]) -> dict[str, 
 def _value(text: str) -> Any:
     """A TOML value, or else the text itself, so that words need no quotes on a command line."""
     try:
-        return tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        values = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
         return text
+    _check_values(values, f"the value {text!r}")
+    return values["value"]

@@ -6,7 +6,6 @@ No pickle: tensors go in as tensors, everything else as JSON in the file's heade
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from tacit.privacy.files import opened, replace_whole
 from tacit.privacy.validation import UserError
 
 _TENSOR = "tensor:"
@@ -30,15 +30,9 @@ def write_atomically(path: Path, content: bytes) -> None:
     ...     (Path(folder) / "note").read_bytes()
     b'hello'
     """
-    draft = path.with_name(f".{path.name}.draft")
     try:
-        with open(draft, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
+        replace_whole(path, content)
     except OSError as error:
-        draft.unlink(missing_ok=True)
         raise UserError(
             f"{path} cannot be written ({error.strerror}); make room or choose another --out. What was saved is unharmed"
         ) from None
@@ -55,13 +49,16 @@ def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """What `save_tensors` wrote; a `UserError` for anything else."""
     try:
-        with safe_open(path, framework="pt") as file:
+        with opened(path), safe_open(path, framework="pt") as file:
             facts = json.loads((file.metadata() or {})["tacit"])
+            if not isinstance(facts, dict):
+                raise ValueError("its facts are no table")
             return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118 (not a dict)
     except FileNotFoundError:
         raise UserError(f"there is no {path}") from None
-    except (SafetensorError, KeyError, ValueError, OSError) as error:
-        raise UserError(f"{path} is damaged or was not written by tacit: {error}") from None
+    except (SafetensorError, LookupError, ValueError, TypeError, OSError, RuntimeError) as error:
+        reason = str(getattr(error, "strerror", None) or error)[:200]  # RuntimeErrors are torch's, and of deep nesting
+        raise UserError(f"{path} is damaged or was not written by tacit: {reason}") from None
 
 
 def pack(state: Any, tensors: dict[str, Tensor], name: str) -> Any:
@@ -100,9 +97,17 @@ def unpack(state: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 def load_weights(model: torch.nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:
     """Put stored weights into a model; one of another shape is refused by name."""
+    check_shapes(model, tensors, where)
+    try:
+        model.load_state_dict(dict(tensors))
+    except RuntimeError as error:  # of a kind that cannot be turned into the model's, such as packed numbers
+        raise UserError(f"{where} is damaged or was not written by tacit: {str(error)[:200]}") from None
+
+
+def check_shapes(model: torch.nn.Module, tensors: Mapping[str, Tensor], where: Path) -> None:
+    """Refuse stored weights of other names or shapes than the model's."""
     own = model.state_dict()
     for name in sorted(set(own) | set(tensors)):
         if name not in own or name not in tensors or own[name].shape != tensors[name].shape:
             ours, theirs = (list(found[name].shape) if name in found else "absent" for found in (own, tensors))
             raise UserError(f"{where} is a checkpoint of another model: {name!r} is {theirs} there and {ours} here")
-    model.load_state_dict(dict(tensors))

@@ -8,10 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from tacit.privacy.certificate import certificate_of
-from tacit.privacy.ledger import Ledger
+from tacit.privacy.files import opened, read_whole
+from tacit.privacy.ledger import LONGEST_LINE, Ledger
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.validation import UserError
 from tacit.training.checkpoint import write_atomically
+
+LARGEST_METRICS = 2**26
+"""Bytes of `metrics.jsonl`: a line an epoch, of some hundred bytes."""
 
 
 class RunDirectory:
@@ -49,7 +53,7 @@ class RunDirectory:
     def open_ledger(self, plan: PrivacyPlan, *, resume: bool, delta: float, facts: Mapping[str, Any]) -> Ledger:
         """A new ledger, or the one that is there, which must be of the same plan and delta."""
         self.make()
-        if not (resume and self.ledger.exists() and b"\n" in self.ledger.read_bytes()):
+        if not (resume and _has_a_line(self.ledger)):
             return Ledger.create(self.ledger, plan, delta=delta, **facts)
         ledger = Ledger.resume(self.ledger)
         opening = ledger.entries[0]
@@ -104,10 +108,29 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     >>> read_metrics(Path("nowhere.jsonl"))
     []
     """
+    if not path.exists():
+        return []
+    try:
+        content = read_whole(path, largest=LARGEST_METRICS)
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}; take it away, or put the run's own there") from None
     rows = []
-    for line in path.read_text().splitlines() if path.exists() else []:
+    for line in content.splitlines():
         try:
-            rows.append(json.loads(line))
-        except ValueError:
+            row = json.loads(line)
+        except (ValueError, RecursionError):
             continue
+        if isinstance(row, dict):
+            rows.append(row)
     return rows
+
+
+def _has_a_line(path: Path) -> bool:
+    """Whether a ledger was begun; what is no regular file is for the ledger to refuse."""
+    try:
+        with opened(path) as file:
+            return file.readline(LONGEST_LINE).endswith(b"\n")
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True

@@ -24,6 +24,7 @@ from tacit.data import Dataset, Split
 from tacit.data.fetch import cache_dir
 from tacit.models.prior import PriorScale
 from tacit.models.scattering import Scattering
+from tacit.privacy.files import opened
 from tacit.privacy.validation import UserError, check_choice
 
 FEATURES = ("scattering",)
@@ -89,14 +90,31 @@ def with_features(split: Split, features: nn.Module, *, progress: bool = False) 
 def _featured(data: Dataset, features: nn.Module, part: str, progress: bool) -> Dataset:
     content = hashlib.sha256(np.ascontiguousarray(data.images).data).hexdigest()
     path = _place(data, features, content) if content in PUBLIC else None
-    if path is None or not path.exists():
+    found = None if path is None else cached_features(path, len(data))
+    if found is None:
         found = _computed(data, features, part, progress)
         if path is not None:
             _keep(path, found)
-    if path is not None and path.exists():
-        found = np.load(path, mmap_mode="c")  # several times as large as the images: not all of it need be in memory
+            kept = cached_features(path, len(data))
+            found = found if kept is None else kept
     channels = found.shape[1]
     return replace(data, images=found, mean=(0.0,) * channels, std=(1.0,) * channels)
+
+
+def cached_features(path: Path, examples: int) -> NDArray[np.float32] | None:
+    """The features in a file of the cache, if they are of so many examples; None if the file is not one that tacit wrote.
+
+    >>> cached_features(Path("nothing.npy"), 10) is None
+    True
+    """
+    try:
+        with opened(path):
+            # Several times as large as the images: not all of it need be in memory.
+            found = np.load(path, mmap_mode="c", allow_pickle=False)
+    except Exception:  # of many kinds, for a damaged file: whatever it is, the features are computed again
+        return None
+    sound = isinstance(found, np.ndarray) and found.dtype == np.float32 and found.ndim > 1 and len(found) == examples
+    return found if sound else None
 
 
 @torch.no_grad()

@@ -10,7 +10,6 @@ import os
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import resources
-from pathlib import Path
 from typing import Any, Self
 
 import tomli_w
@@ -19,10 +18,11 @@ from pydantic import Field, ValidationError, model_validator
 from tacit.privacy.beside import Adaptive
 from tacit.privacy.clipping import Automatic, Clipping, Flat, Grouped
 from tacit.privacy.dice import DicePlan
+from tacit.privacy.files import expanded, read_whole
 from tacit.privacy.plan import PrivacyPlan
 from tacit.privacy.schedules import Constant, NoiseSchedule, schedule_from_text
 from tacit.privacy.validation import UserError, check_choice, nearest
-from tacit.training.changes import changed
+from tacit.training.changes import changed, toml_values
 from tacit.training.sections import (
     AugmentationSection,
     AveragingSection,
@@ -57,6 +57,8 @@ __all__ = [
     "named_recipes",
 ]
 
+LARGEST_RECIPE = 2**20
+"""Bytes of a recipe: a thousand times as many as any has."""
 _STATISTICS_NOISE = 8.0  # little is spent on statistics, and less is needed
 
 
@@ -121,6 +123,15 @@ class Recipe(Section):
             key: kind for key, kind in named.items() if isinstance(kind, type) and issubclass(kind, WithOptions)
         }
         return cls.check(changed(values, changes, with_options), origin)
+
+    @classmethod
+    def of(cls, content: bytes, origin: str = "the recipe") -> Recipe:
+        """A recipe from the bytes of a TOML file.
+
+        >>> Recipe.of(b"privacy = { epsilon = 3, batch_size = 64 }").privacy.batch_size
+        64
+        """
+        return cls.check(_values(content, origin), origin)
 
     @classmethod
     def check(cls, values: dict[str, Any], origin: str = "the recipe") -> Recipe:
@@ -306,14 +317,13 @@ def named_recipes() -> dict[str, str]:
 
 def _read(name: str) -> tuple[dict[str, Any], str]:
     """The values of a named recipe or a file, and what to call it in messages."""
-    path = Path(name).expanduser()
-    if path.suffix == ".toml" or path.is_file():
+    path = expanded(name)
+    if path.suffix == ".toml" or os.path.isfile(path):
         try:
-            return tomllib.loads(path.read_text()), str(path)
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"{path} is not a TOML file: {error}") from None
-        except OSError as error:
-            raise UserError(f"the recipe {path} cannot be read: {error.strerror}") from None
+            content = read_whole(path, largest=LARGEST_RECIPE)
+        except (OSError, ValueError) as error:
+            raise UserError(f"the recipe {path} cannot be read: {getattr(error, 'strerror', error)}") from None
+        return _values(content, str(path)), str(path)
     names = named_recipes()
     if name not in names:
         raise UserError(
@@ -322,6 +332,14 @@ def _read(name: str) -> tuple[dict[str, Any], str]:
         )
     text = (resources.files("tacit") / "recipes" / f"{name}.toml").read_text()
     return tomllib.loads(text), f"the recipe {name!r}"
+
+
+def _values(content: bytes, origin: str) -> dict[str, Any]:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise UserError(f"{origin} is not a TOML file: {error}") from None
+    return toml_values(text, origin)
 
 
 def _sentence(error: ValidationError, values: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import sys
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 
 from tacit.data import Dataset, Split, load
+from tacit.data.dataset import per_channel
 from tacit.learning import (
     WeightDecay,
     make_averaging,
@@ -32,7 +34,7 @@ from tacit.training.building import (
     build_optimizer,
     prepare_network,
 )
-from tacit.training.checkpoint import load_tensors, load_weights, save_tensors, write_atomically
+from tacit.training.checkpoint import check_shapes, load_tensors, load_weights, save_tensors, write_atomically
 from tacit.training.dice import DiceTrainer
 from tacit.training.directory import RunDirectory, read_metrics
 from tacit.training.features import fingerprint, with_features
@@ -40,6 +42,10 @@ from tacit.training.recipe import ModelSection, Recipe
 from tacit.training.trainer import PrivateTrainer
 
 _MODEL_FORMAT = "tacit-model/1"
+LARGEST_EXAMPLE = 2**24
+"""Numbers of one example of a stored model: an image of 2,300 pixels a side. A network is tried on one when it is built."""
+LARGEST_IMAGE = 2**20
+"""The same where features are computed first: their filters are as large as the image, and there are dozens."""
 
 
 @dataclass(frozen=True)
@@ -208,6 +214,23 @@ def save_model(path: Path, model: nn.Module, section: ModelSection, data: Datase
     save_tensors(path, model.state_dict(), facts)
 
 
+def _checked_facts(facts: dict[str, Any]) -> tuple[ModelSection, tuple[int, ...], list[str]]:
+    """What a model file says of its network, as far as it can be what tacit wrote."""
+    section, shape, classes = ModelSection(**facts["model"]), facts["input_shape"], facts["classes"]
+    if not (isinstance(shape, list) and 1 <= len(shape) <= 3 and all(type(size) is int and size > 0 for size in shape)):
+        raise ValueError("its input_shape is none")
+    largest = LARGEST_EXAMPLE if section.features is None else LARGEST_IMAGE
+    if math.prod(shape) > largest:
+        raise ValueError(f"an example has more than {largest} numbers")
+    if not (isinstance(classes, list) and classes and all(isinstance(name, str) for name in classes)):
+        raise ValueError("its classes are none")
+    for name in ("mean", "std"):
+        per_channel(name, facts[name], shape[0])
+    if type(facts["scaled_bytes"]) is not bool:
+        raise ValueError("scaled_bytes is neither true nor false")
+    return section, tuple(shape), classes
+
+
 def load_model(run_directory: str | os.PathLike[str], device: str = "cpu") -> tuple[nn.Module, dict[str, Any]]:
     """The model of a run directory, ready to use, and the facts stored with it."""
     path = RunDirectory(Path(run_directory)).model
@@ -219,9 +242,16 @@ def load_model(run_directory: str | os.PathLike[str], device: str = "cpu") -> tu
         )
     tensors, facts = load_tensors(path)
     try:
-        section, shape = ModelSection(**facts["model"]), tuple(int(size) for size in facts["input_shape"])
-        model = build_model(section, shape, len(facts["classes"]))
-    except (KeyError, TypeError) as error:
+        section, shape, classes = _checked_facts(facts)
+        if section.features is None:  # on no device first: what does not fit the file must not take memory
+            with torch.device("meta"):
+                check_shapes(build_model(section, shape, len(classes)), tensors, path)
+        model = build_model(section, shape, len(classes))
+    except KeyError as error:
         raise UserError(f"{path} was not written by tacit: {error} is missing") from None
+    except UserError:
+        raise
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise UserError(f"{path} was not written by tacit: {str(error)[:200]}") from None
     load_weights(model, tensors, path)
     return model.to(pick_device(device)).eval(), facts

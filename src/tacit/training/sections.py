@@ -446,4 +446,7 @@ def shown(value: Any) -> str:
     >>> shown(True), shown("one")
     ('true', "'one'")
     """
-    return str(value).lower() if isinstance(value, bool) else repr(value)
+    try:
+        return str(value).lower() if isinstance(value, bool) else repr(value)
+    except ValueError:
+        return "a number of so many digits"

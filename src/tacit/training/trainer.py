@@ -459,7 +459,7 @@ class PrivateTrainer:
             entry = self._ledger.entries[covered["entries"] - 1]
             if entry["hash"] != covered["head"]:
                 raise IndexError
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, AttributeError, OverflowError):
             raise UserError(f"{path} is not a checkpoint of tacit") from None
         except IndexError:
             raise UserError(
@@ -482,10 +482,13 @@ class PrivateTrainer:
                 self.learning_rate_schedule.load_state_dict(unpack(state["learning_rate_schedule"], tensors))
                 lost = [e["step"] for e in self._ledger.entries[covered["entries"] :] if e["kind"] == "release"]
                 self._pass_over(sum(step >= self._participation.warm_up for step in lost))
-        except (KeyError, ValueError, TypeError) as error:
-            raise UserError(f"{path} is a checkpoint of another optimizer: {error}") from None
-        self._seconds = float(facts["seconds"])
-        self._released = dict(facts.get("released", {}))
+        except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
+            raise UserError(f"{path} is a checkpoint of another optimizer: {str(error)[:200]}") from None
+        try:
+            self._seconds = float(facts["seconds"])
+            self._released = {str(name): float(value) for name, value in facts.get("released", {}).items()}
+        except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
+            raise UserError(f"{path} is not a checkpoint of tacit") from None
 
     def _pass_over(self, lost: int) -> None:
         """Bring the learning-rate schedule to where the plan is, past the steps that an interruption lost."""
