@@ -1,4 +1,4 @@
-"""A campaign: targets in turn, each in a process of its own, and what came of it added to `results/fuzz.json`.
+"""A campaign: targets in turn, each in a process of its own, and what came of it added to `results/trust/fuzz.json`.
 
 A finding is made as small as it can be, and becomes a case in `tests/fuzz/cases/`, which the suite tries ever after.
 """
@@ -20,7 +20,7 @@ from .targets import NAMES
 
 HERE = Path(__file__).parent
 CASES = HERE / "cases"
-RESULTS = HERE.parent.parent / "results" / "fuzz.json"
+RESULTS = HERE.parent.parent / "results" / "trust" / "fuzz.json"
 _GRACE = (
     90.0  # seconds beyond its time that a session may take: to import torch, and for an input that takes its own time
 )

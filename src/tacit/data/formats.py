@@ -80,7 +80,7 @@ def read_bytes(path: str | os.PathLike[str], *, idx: bool = False, limit: int = 
             most = expansion_of(os.fstat(raw.fileno()).st_size)
             compressed = raw.read(2) == b"\x1f\x8b"
             raw.seek(0)
-            file = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if compressed else cast(IO[bytes], raw)
+            file: IO[bytes] = cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if compressed else raw
             chunks = [file.read(16)]
             if idx:
                 promised = _idx_length(_idx_shape(chunks[0], str(path)))

@@ -8,14 +8,14 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import BufferedReader
 from pathlib import Path
-from typing import IO
 
 from tacit.privacy.validation import UserError
 
 
 @contextmanager
-def opened(path: str | os.PathLike[str]) -> Iterator[IO[bytes]]:
+def opened(path: str | os.PathLike[str]) -> Iterator[BufferedReader]:
     """A regular file, to be read; anything else is an `OSError`.
 
     *Guarantee.* Never waits: a named pipe, which would never end, and a device, which has no end, are refused.

@@ -2,8 +2,8 @@
 
 The paper names Opacus's example networks and the values that it varies. What it leaves out is taken from the call that those
 examples document: for MNIST 15 epochs and batches of 240; for CIFAR-10 90 epochs, batches of 2,000, learning rate 0.1 on a
-cosine, momentum 0.9. The learning rate on MNIST is 0.1, that example's default: the documented 0.25 is for half the clipping norm,
-and with the paper's norm of 3 noise undoes after two epochs what was learned.
+cosine, momentum 0.9. The learning rate on MNIST is 0.1, that example's default: the documented 0.25 is for half the clipping
+norm, and with the paper's norm of 3 noise undoes after two epochs what was learned.
 """
 
 from __future__ import annotations
