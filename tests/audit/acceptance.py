@@ -2,8 +2,8 @@
 
     python tests/audit/acceptance.py [--times 20] [--out results/audit/digits.json]
 
-Twenty honest audits, of seeds 0 to 19, at 95% confidence: each below the claim, each at least half of it. Then one audit a mutant.
-Exit status 0 if all of it came out so.
+Twenty honest audits, of seeds 0 to 19, at 95% confidence: each below the claim, each at least half of it. Then one audit a
+mutant. Exit status 0 if all of it came out so.
 """
 
 import argparse
@@ -66,8 +66,8 @@ def main():
         arguments.out.write_text(json.dumps(result, indent=2) + "\n")
     found = result["honest"]
     print(
-        f"{found['below_the_claim']} of {len(honest)} honest audits are below the claim, {found['at_least_half_of_it']} reach half "
-        f"of it ({min(bounds):.4f} to {max(bounds):.4f}); {sum(one.exceeds for one in broken.values())} of {len(broken)} mutants "
+        f"{found['below_the_claim']} of {len(honest)} honest audits are below the claim, {found['at_least_half_of_it']} reach "
+        f"half of it ({min(bounds):.4f} to {max(bounds):.4f}); {sum(one.exceeds for one in broken.values())} of {len(broken)} mutants "
         "are above it"
     )
     all_well = found["below_the_claim"] == found["at_least_half_of_it"] == len(honest)
