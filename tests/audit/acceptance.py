@@ -32,7 +32,7 @@ def main():
     broken = {}
     for name, mutant in MUTANTS.items():
         with mutant():
-            broken[name] = audit(subject, repeats=1, seed=0)
+            broken[name] = audit(subject, repeats=4, seed=0)
         bound = broken[name].bound
         print(f"{name}: epsilon at least {bound.epsilon:.4f} by the {bound.details['score']}", flush=True)
     bounds = [found.bound.epsilon for found in honest]
@@ -67,8 +67,8 @@ def main():
     found = result["honest"]
     print(
         f"{found['below_the_claim']} of {len(honest)} honest audits are below the claim, {found['at_least_half_of_it']} reach "
-        f"half of it ({min(bounds):.4f} to {max(bounds):.4f}); {sum(one.exceeds for one in broken.values())} of {len(broken)} mutants "
-        "are above it"
+        f"half of it ({min(bounds):.4f} to {max(bounds):.4f}); {sum(one.exceeds for one in broken.values())} of "
+        f"{len(broken)} mutants are above it"
     )
     all_well = found["below_the_claim"] == found["at_least_half_of_it"] == len(honest)
     sys.exit(0 if all_well and all(one.exceeds for one in broken.values()) else 1)

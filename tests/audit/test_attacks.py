@@ -1,6 +1,5 @@
 """The attacks see what they say they see, through tacit's own trainings."""
 
-import dataclasses
 import math
 
 import numpy as np
@@ -10,10 +9,10 @@ from scipy.stats import kstest, norm
 from tacit.audit import Subject, attack_canaries, attack_mechanism, audit
 from tacit.audit.canaries import NOBODY, WithCanaries
 from tacit.audit.listening import Listener
-from tacit.audit.membership import Target, attack_lira, attack_loss, confidences, likelihood_ratios, pooled, target_of
+from tacit.audit.membership import attack_lira, attack_loss, confidences, likelihood_ratios, pooled, target_of
 from tacit.audit.scores import Roc
 from tacit.data import Dataset
-from tacit.privacy import Adaptive, Automatic, Constant, Flat, Grouped, PrivacyPlan, UserError
+from tacit.privacy import Automatic, Constant, Flat, Grouped, PrivacyPlan, UserError
 from tacit.training.run import load_data
 
 QUIET = ["privacy.epsilon=none", "privacy.noise_multiplier=0.05", "privacy.epochs=2"]
@@ -92,7 +91,9 @@ def test_canaries_take_their_places_among_the_real_examples_and_change_none_of_t
 
 @pytest.mark.parametrize("network", ["linear", "small-cnn"])
 def test_in_a_whole_training_with_hardly_any_noise_each_canary_is_found(network):
-    subject = Subject.of_recipe("digits", [*QUIET, f"model.name={network}"])
+    # At so high a rate, a canary stays out of all 12 steps once in half a million.
+    often = ["privacy.batch_size=1000", "privacy.epochs=8"]
+    subject = Subject.of_recipe("digits", [*QUIET, *often, f"model.name={network}"])
     scores = attack_canaries(subject, canaries=60, seed=0)
     assert 15 < scores.took_part.sum() < 45
     assert Roc.of(scores).area == 1.0
@@ -162,20 +163,17 @@ def test_the_likelihood_ratio_of_shadows_finds_what_a_single_threshold_cannot():
 @pytest.mark.parametrize(
     ("changes", "attack", "says"),
     [
-        (["privacy.clipping=adaptive"], "mechanism", "Adaptive follows what was released"),
-        (["privacy.groups=layers"], "canaries", "one clipping norm"),
+        (
+            [*QUIET, "privacy.clipping=adaptive"],
+            "mechanism",
+            "Adaptive follows .* choose --attack loss or --attack lira",
+        ),
+        ([*QUIET, "privacy.groups=layers"], "canaries", "one clipping norm"),
         (["privacy.error_norm=0.01"], "mechanism", "no epsilon holds"),
-        ([], "mechansim", "did you mean 'mechanism'"),
+        (QUIET, "mechansim", "did you mean 'mechanism'"),
     ],
 )
 def test_what_an_attack_cannot_follow_is_refused_in_one_sentence(changes, attack, says):
     with pytest.raises(UserError, match=says) as refusal:
-        audit(Subject.of_recipe("digits", [*QUIET[:2], *changes] if "error" not in str(changes) else changes), attack)
+        audit(Subject.of_recipe("digits", changes), attack)
     assert "\n" not in str(refusal.value)
-
-
-def test_adaptive_clipping_is_refused_before_anything_is_trained():
-    plan = PrivacyPlan(sample_rate=0.5, steps=10, clipping=Adaptive(1.0), expected_batch_size=50)
-    with pytest.raises(UserError, match="--attack loss or --attack lira"):
-        attack_mechanism(plan, delta=1e-5, canaries=50)
-    assert dataclasses.is_dataclass(Target)

@@ -10,8 +10,8 @@ from typing import Any
 
 from tacit.audit.canaries import LEFT_OUT, attack_canaries
 from tacit.audit.mechanism import CANARIES, INDEPENDENT_BY_CLAIM, attack_mechanism
-from tacit.audit.membership import attack_lira, attack_loss, target_of
-from tacit.audit.one_run import bound_by_one_run
+from tacit.audit.membership import attack_lira, attack_loss, check_pairs, target_of
+from tacit.audit.one_run import bound_by_one_run, check_few_enough
 from tacit.audit.scores import Roc, Scores
 from tacit.audit.subject import Subject
 from tacit.audit.thresholds import GAUSSIAN, LowerBound, best_of, bound_by_threshold, check_confidence
@@ -149,6 +149,7 @@ def audit(
         bound.details["score"] = kind
         beside = [bound_by_threshold(scores, method=GAUSSIAN, **options)]
     elif attack == IN_TRAINING:
+        check_few_enough(count * trainings, subject.delta)  # before anything is trained
         scores = attack_canaries(subject, canaries=count, trainings=trainings, seed=seed, advance=advance)
         bound = bound_by_one_run(scores, **options)
         beside = [
@@ -157,12 +158,12 @@ def audit(
         ]
         caveats.append(f"canaries are extra records, trained on beside the data; {LEFT_OUT}")
     else:
+        shadow_count = check_pairs(_SHADOWS if shadows is None else shadows)
         target = target_of(subject, seed=seed, advance=advance)
         claim = min(claim, target.claim) if target.by_coin else claim
         if attack == LOSS:
             scores = attack_loss(target)
         else:
-            shadow_count = _SHADOWS if shadows is None else shadows
             scores = attack_lira(subject, target, shadows=shadow_count, seed=seed, advance=advance)
         by_threshold = bound_by_threshold(scores, **options)
         bound = bound_by_one_run(scores, **options) if target.by_coin else by_threshold

@@ -1,7 +1,7 @@
 """Who sees every release of a training, and knows what gradient one example would have: the strongest attacker there is.
 
-Release t, in the direction of a canary whose clipped gradient has norm C, and in units of its noise, is x_t = z_t + N(0, 1): there
-z_t is mu_t = 1/sigma_t with probability q if the canary is in the data, and else 0. Best to look at is the likelihood ratio
+Release t, in the direction of a canary whose clipped gradient has norm C, and in units of its noise, is x_t = z_t + N(0, 1). If
+the canary is in the data, z_t is mu_t = 1/sigma_t with probability q, and else 0. Best to look at is the likelihood ratio
 
     sum over t of log(1 - q + q exp(mu_t x_t - mu_t^2 / 2)),
 

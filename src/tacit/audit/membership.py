@@ -113,8 +113,7 @@ def attack_lira(
 
     Shadows come in pairs, the one with the examples that the other is without, so that each example is in half of them.
     """
-    if check_count("shadows", shadows, at_least=2) % 2:
-        raise UserError(f"shadows come in pairs: choose an even number of them, not {shadows}")
+    check_pairs(shadows)
     generator = np.random.default_rng(None if seed is None else [seed, 1])
     seen, was_in = [], []
     for pair in range(shadows // 2):
@@ -126,6 +125,17 @@ def attack_lira(
             advance(1)
     ratios = likelihood_ratios(confidences(target.model, target.pool), np.array(seen), np.array(was_in))
     return Scores(ratios, target.took_part)
+
+
+def check_pairs(shadows: int) -> int:
+    """An even number of shadow models.
+
+    >>> check_pairs(8)
+    8
+    """
+    if check_count("shadows", shadows, at_least=2) % 2:
+        raise UserError(f"shadows come in pairs: choose an even number of them, not {shadows}")
+    return shadows
 
 
 def likelihood_ratios(

@@ -46,6 +46,17 @@ def p_value(canaries: int, guesses: int, correct: int, epsilon: float, delta: fl
     return min(at_least + 2 * canaries * delta * float(np.max(nearly / back)), 1.0)
 
 
+def check_few_enough(canaries: int, delta: float) -> int:
+    """So many canaries, if 2 m delta <= 1, as `epsilon_of_guesses` needs it.
+
+    >>> check_few_enough(1000, 1e-5)
+    1000
+    """
+    if 2 * canaries * delta > 1:
+        raise UserError(f"{canaries} canaries are too many for delta {delta:g}; take at most {math.floor(0.5 / delta)}")
+    return canaries
+
+
 def epsilon_of_guesses(canaries: int, guesses: int, correct: int, *, delta: float, confidence: float) -> float:
     """The largest epsilon that so many correct guesses contradict, by bisection, rounded down; 0 if none.
 
@@ -57,8 +68,7 @@ def epsilon_of_guesses(canaries: int, guesses: int, correct: int, *, delta: floa
     3.493
     """
     error = 1 - check_confidence(confidence)
-    if 2 * canaries * delta > 1:
-        raise UserError(f"{canaries} canaries are too many for delta {delta:g}; take at most {math.floor(0.5 / delta)}")
+    check_few_enough(canaries, delta)
     if p_value(canaries, guesses, correct, 0.0, delta) > error:
         return 0.0
     low, high = 0.0, _LARGEST_EPSILON
