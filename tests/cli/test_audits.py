@@ -137,10 +137,10 @@ def test_a_run_that_was_changed_is_not_audited(finished, tmp_path):
         run(copy)
 
 
-def test_ctrl_c_ends_an_audit_without_a_traceback(tmp_path):
+def test_ctrl_c_ends_an_audit_without_a_traceback():
     command = [sys.executable, "-c", "from tacit.cli import main; main()", "audit", "--repeats", "500"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "200"}
-    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     assert process.stderr.readline().startswith("auditing digits by mechanism")
     process.send_signal(signal.SIGINT)
     _, rest = process.communicate(timeout=300)

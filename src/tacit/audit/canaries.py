@@ -9,7 +9,7 @@ knows the model of each step, knows its direction, and sums up what is released 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import numpy as np
@@ -191,6 +191,6 @@ def _one_training(
     )
     trainer.fit(examples)
     found = listener.scores(took_part)["likelihood ratio"]
-    by_identity = dict(enumerate(found.values.tolist()))
-    trained_on = {int(identity) for identity in examples.identities if identity != NOBODY}
+    by_identity: dict[Hashable, float] = dict(enumerate(found.values.tolist()))
+    trained_on: set[Hashable] = {int(identity) for identity in examples.identities if identity != NOBODY}
     return Scores.joined(by_identity, trained_on)

@@ -48,7 +48,7 @@ class Listener:
 
     def hear(self, along: list[NDArray[np.float64]], strengths: list[float]) -> None:
         """One more release."""
-        projected = sum(strength * part for strength, part in zip(strengths, along, strict=True))
+        projected = np.tensordot(np.array(strengths), np.array(along), axes=1)
         exponent = projected - sum(strength**2 for strength in strengths) / 2
         if self._rate == 1:
             self._ratio += exponent

@@ -103,7 +103,7 @@ def _one_training(
     def listen(*_: object) -> None:
         nonlocal step
         strengths, stds = strengths_at(own, step)
-        size = own.expected_batch_size
+        size = own.expected_batch_size or 1.0
         released = [parameter.grad.flatten().double().numpy() for parameter in model.parameters()]  # type: ignore[union-attr]
         listener.hear([sums * (size / std) for sums, std in zip(released, stds)], strengths)
         step += 1

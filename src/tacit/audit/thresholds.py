@@ -195,7 +195,7 @@ def _best_threshold(scores: Scores, delta: float, confidence: float, method: str
     return float(thresholds[int(np.argmax(promised))])
 
 
-def _thresholds(scores: Scores) -> np.ndarray:
+def _thresholds(scores: Scores) -> Any:
     """Places between neighbouring scores, dense at both ends, where few examples decide."""
     found = np.unique(scores.values)
     between = np.append((found[1:] + found[:-1]) / 2, found[-1] + 1.0)

@@ -226,7 +226,7 @@ def _trainings(count: int) -> str:
     return "no training" if count == 0 else "1 training" if count == 1 else f"{count} trainings"
 
 
-def _summary(found: list[Audit]) -> dict[str, object]:
+def _summary(found: list[Audit]) -> dict[str, Any]:
     first = found[0]
     bounds = [one.bound.epsilon for one in found]
     return {
