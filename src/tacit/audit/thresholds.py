@@ -35,7 +35,7 @@ GAUSSIAN_CURVE = (
 
 @dataclass(frozen=True)
 class LowerBound:
-    """An epsilon that is not reached with this confidence, the method, and what it assumes beyond the definition of privacy.
+    """An epsilon that lies below the true one with this confidence, how it was found, and what that assumes.
 
     >>> LowerBound(1.5, 0.95, "Clopper-Pearson", "nothing", {}).epsilon
     1.5
