@@ -33,6 +33,7 @@ _FIXED_SPLIT = (
 class Audit:
     """What an audit found: the bound by which it judges, others beside it, the scores, and what all of it cost.
 
+    >>> import numpy as np
     >>> scores = Scores(np.zeros(2), np.array([True, False]))
     >>> bound = LowerBound(1.0, 0.95, "one-run", "nothing", {})
     >>> Audit("canaries", "digits", 3.0, 1e-5, bound, (), scores, trainings=1, seconds=2.0, caveats=()).exceeds

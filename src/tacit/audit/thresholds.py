@@ -149,7 +149,7 @@ def bound_by_threshold(
     >>> round(bound_by_threshold(scores, delta=1e-5).epsilon, 1)
     1.6
     >>> round(bound_by_threshold(scores, delta=1e-5, method="Gaussian").epsilon, 1)
-    4.1
+    3.9
     """
     check_delta(delta)
     check_choice("method", method, (CLOPPER_PEARSON, GAUSSIAN))
