@@ -9,7 +9,20 @@ import warnings
 
 import typer
 
-from tacit.cli import account, calibrate, data, ensemble, evaluate, predict, recipes, reproduce, sign, train, verify
+from tacit.cli import (
+    account,
+    audit,
+    calibrate,
+    data,
+    ensemble,
+    evaluate,
+    predict,
+    recipes,
+    reproduce,
+    sign,
+    train,
+    verify,
+)
 from tacit.privacy.validation import UserError, visible
 
 app = typer.Typer(
@@ -22,7 +35,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-for _module in (train, evaluate, predict, ensemble, verify, sign, account, calibrate, reproduce, recipes, data):
+for _module in (train, evaluate, predict, ensemble, verify, sign, audit, account, calibrate, reproduce, recipes, data):
     app.command(name=_module.__name__.rpartition(".")[2])(_module.command)
 
 

@@ -69,10 +69,11 @@ def train(
     show_training_loss: bool = False,
     progress: bool = False,
     on_start: Callable[[PrivacyPlan, Split], None] | None = None,
+    split: Split | None = None,
 ) -> FinishedRun:
     """Train by a recipe in a run directory, or continue the run that is there.
 
-    `on_start` hears of the plan and the data before the first step.
+    `on_start` hears of the plan and the data before the first step. A `split` takes the place of the recipe's data.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -82,7 +83,7 @@ def train(
     """
     directory = RunDirectory(Path(out))
     directory.check(resume=resume)
-    split = load_data(recipe)
+    split = load_data(recipe) if split is None else split
     where = pick_device(device)
     raw = split.train
     torch.manual_seed(secrets.randbits(63) if recipe.seed is None else recipe.seed)
