@@ -6,7 +6,7 @@ BENCH := .venv-bench/bin
 BENCH_INSTALLED := .venv-bench/installed
 THREADS ?= 2
 
-.PHONY: run test install format clean bench
+.PHONY: run test install format clean bench fuzz
 
 run: $(INSTALLED)
 	$(BIN)/tacit train
@@ -29,6 +29,9 @@ $(INSTALLED): pyproject.toml constraints.txt $(COMPILED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+fuzz: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(ARGS)
 
 bench: $(BENCH_INSTALLED)
 	OMP_NUM_THREADS=$(THREADS) $(BENCH)/python -m benchmarks run $(ARGS)
