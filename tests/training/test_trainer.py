@@ -254,6 +254,31 @@ def test_a_damaged_checkpoint_or_a_cut_ledger_is_refused(tmp_path):
     refused("the ledger was cut")
 
 
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_refused_resumption_of_a_cut_ledger_makes_no_certificate_that_says_less(tmp_path, lost):
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        trainer_of(run_directory=run).fit(_InterruptAt(blobs(), reads=400))
+    certificate, ledger = (run / "certificate.json").read_bytes(), run / "ledger.jsonl"
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-lost]))
+    with pytest.raises(UserError, match="the ledger was cut"):
+        trainer_of(run_directory=run, resume=True).fit(blobs())
+    assert (run / "certificate.json").read_bytes() == certificate
+    with pytest.raises(UserError, match="belongs to another ledger"):
+        verify(run)
+
+
+def test_figures_of_releases_that_the_ledger_has_lost_are_noticed(tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        trainer_of(run_directory=run).fit(_InterruptAt(blobs(), reads=400))
+    made = verify(run)["releases"]
+    with open(run / "metrics.jsonl", "a") as metrics:  # measured, and killed before the next checkpoint
+        metrics.write(json.dumps({"step": made + 1}) + "\n")
+    with pytest.raises(UserError, match="holds figures of releases that are missing"):
+        trainer_of(run_directory=run, resume=True).fit(blobs())
+
+
 def test_two_processes_cannot_train_in_one_directory(tmp_path):
     first = trainer_of(run_directory=tmp_path / "run")
     first._opened(examples=200, evaluated_on_held_out=False)

@@ -455,11 +455,11 @@ class PrivateTrainer:
         path = self.directory.checkpoint
         tensors, facts = load_tensors(path)
         try:
-            covered, state = facts["ledger"], facts["state"]
+            covered, state, seconds = facts["ledger"], facts["state"], float(facts["seconds"])
             entry = self._ledger.entries[covered["entries"] - 1]
             if entry["hash"] != covered["head"]:
                 raise IndexError
-        except (KeyError, TypeError):
+        except (KeyError, TypeError, ValueError):
             raise UserError(f"{path} is not a checkpoint of tacit") from None
         except IndexError:
             raise UserError(
@@ -484,7 +484,7 @@ class PrivateTrainer:
                 self._pass_over(sum(step >= self._participation.warm_up for step in lost))
         except (KeyError, ValueError, TypeError) as error:
             raise UserError(f"{path} is a checkpoint of another optimizer: {error}") from None
-        self._seconds = float(facts["seconds"])
+        self._seconds = seconds
         self._released = dict(facts.get("released", {}))
 
     def _pass_over(self, lost: int) -> None:
