@@ -6,7 +6,7 @@ BENCH := .venv-bench/bin
 BENCH_INSTALLED := .venv-bench/installed
 THREADS ?= 2
 
-.PHONY: run test install format clean bench
+.PHONY: run test install format clean bench mutants faults
 
 run: $(INSTALLED)
 	$(BIN)/tacit train
@@ -29,6 +29,13 @@ $(INSTALLED): pyproject.toml constraints.txt $(COMPILED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# Privacy bugs made on purpose in a copy, of which each must fail a test; and faults upon real runs. Both go on where they stopped.
+mutants: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m mutants $(ARGS)
+
+faults: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults $(ARGS)
 
 bench: $(BENCH_INSTALLED)
 	OMP_NUM_THREADS=$(THREADS) $(BENCH)/python -m benchmarks run $(ARGS)

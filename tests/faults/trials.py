@@ -139,8 +139,8 @@ def _moment(draws: random.Random, planned: int) -> dict[str, object]:
     event = draws.choice(["time", "open", "write", "fsync", "rename", "noise", "step", "certify"])
     if event == "time":
         return {"seconds": draws.uniform(0.0, 0.4)}
-    most = {"open": 14, "rename": 12, "certify": 1, "write": planned + 3, "fsync": planned + 14}.get(event, planned)
-    return {"event": event, "count": draws.randint(1, most)}
+    most = {"open": 2 * planned, "rename": 12, "certify": 1, "write": planned + 3, "fsync": planned + 14}
+    return {"event": event, "count": draws.randint(1, most.get(event, planned))}
 
 
 def _faulty(action: str) -> Callable[[Runner, Trial, Path, random.Random], None]:
