@@ -25,11 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = {(row["kind"], row["number"]): row for row in _rows(log)}
     log.parent.mkdir(parents=True, exist_ok=True)
     rows = []
-    with (
-        tempfile.TemporaryDirectory(prefix="tacit-faults-", delete=True)
-        if not options.keep
-        else _Kept(options.keep) as folder
-    ):
+    with _Kept(options.keep) if options.keep else tempfile.TemporaryDirectory(prefix="tacit-faults-") as folder:
         runner = Runner(Path(folder), options.seed)
         for number in range(options.trials):
             kind = kinds[number % len(kinds)]

@@ -12,7 +12,7 @@ from torch import nn
 
 from tacit import PrivateTrainer
 from tacit.data import load
-from tacit.privacy import Flat, Grouped, PrivacyPlan, UserError, accounting, read_ledger, verify
+from tacit.privacy import Flat, Grouped, PrivacyPlan, Randomness, UserError, accounting, read_ledger, verify
 from tacit.privacy.schedules import Constant, Linear
 from tacit.training import Interrupted
 from tacit.training import trainer as training
@@ -202,6 +202,24 @@ def test_an_interrupted_run_loses_no_step_and_its_sequel_draws_other_noise(tmp_p
     whole = trainer_of(seed=3)
     whole.fit(blobs())
     assert not torch.equal(whole.model.weight, sequel.model.weight)
+
+
+def test_no_number_of_noise_serves_two_launches_of_a_seed(tmp_path, monkeypatch):
+    """With the same noise twice, the difference of two releases would have none."""
+    drawn, normal = [], Randomness.normal
+
+    def watched(self, shape):
+        drawn.append(normal(self, shape))
+        return drawn[-1]
+
+    monkeypatch.setattr(Randomness, "normal", watched)
+    with pytest.raises(Interrupted):
+        trainer_of(seed=3, run_directory=tmp_path / "run").fit(_InterruptAt(blobs(), reads=400))
+    launched = len(drawn)
+    trainer_of(seed=3, run_directory=tmp_path / "run", resume=True).fit(blobs())
+    assert 0 < launched < len(drawn)
+    numbers = [number for draw in drawn for number in draw.tolist()]
+    assert len(set(numbers)) == len(numbers)
 
 
 def test_resuming_takes_up_weights_optimizer_and_learning_rate(tmp_path):
