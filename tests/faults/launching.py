@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,6 +89,7 @@ def _launched(folder: str, fault: Fault | None, name: str) -> None:
     descriptor = os.open(place / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(descriptor, 2)
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background takes away
     arm(fault, place / "run", place / "witness")
     changes = [word for change in CHANGES for word in ("--set", change)]
     sys.argv = ["tacit", "train", "digits", *changes, "--out", str(place / "run"), "--resume", "--quiet", "--json"]
