@@ -6,7 +6,7 @@ BENCH := .venv-bench/bin
 BENCH_INSTALLED := .venv-bench/installed
 THREADS ?= 2
 
-.PHONY: run test install format clean bench fuzz
+.PHONY: run test install format clean bench mutants faults fuzz
 
 run: $(INSTALLED)
 	$(BIN)/tacit train
@@ -30,6 +30,14 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Privacy bugs made on purpose in a copy, of which each must fail a test; and faults upon real runs. Both go on where they stopped.
+mutants: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m mutants $(ARGS)
+
+faults: $(INSTALLED)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tests.faults $(ARGS)
+
+# Every parser, with spoiled input.
 fuzz: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.fuzz $(ARGS)
 

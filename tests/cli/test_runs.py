@@ -1,5 +1,6 @@
 """`train`, `evaluate`, `predict`, `verify` on real runs, and whatever a user can get wrong about them."""
 
+import errno
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from tacit import cli
 from tacit.privacy import read_ledger
 
 
@@ -252,3 +254,34 @@ def test_the_recipes_for_own_data_ask_for_them(tacit, tmp_path):
     done = tacit("train", "images", cwd=tmp_path)
     assert done.returncode == 2
     assert "--dataset FOLDER" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "says"),
+    [
+        (MemoryError(), 2, "tacit: there is not enough memory; "),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "tacit: there is not enough memory; "),
+        (OSError(errno.EIO, "Input/output error", "x"), 2, "tacit: Input/output error (x); "),
+        (KeyboardInterrupt(), 130, "interrupted"),
+    ],
+)
+def test_what_the_machine_lacks_is_told_in_one_sentence(monkeypatch, capsys, raised, status, says):
+    def fails():
+        raise raised
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == status
+    said = capsys.readouterr().err
+    assert said.startswith(says)
+    assert said.count("\n") == 1
+
+
+def test_an_error_of_tacits_own_is_not_taken_for_one_of_the_machine(monkeypatch):
+    def fails():
+        raise RuntimeError("shapes do not fit")
+
+    monkeypatch.setattr(cli, "app", fails)
+    with pytest.raises(RuntimeError, match="shapes"):
+        cli.main()

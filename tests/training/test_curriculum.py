@@ -160,6 +160,20 @@ def test_nobody_takes_part_more_often_than_the_sampling_rate():
     assert (counts[taking_part] / draws).min() > plan.sample_rate - 5.5 * spread
 
 
+@pytest.mark.parametrize("curriculum", [EASY, LOGISTIC])
+def test_every_coin_of_a_whole_run_has_the_plans_rate(monkeypatch, curriculum):
+    rates, bernoulli = set(), Randomness.bernoulli
+
+    def watched(self, count, probability):
+        rates.add(probability)
+        return bernoulli(self, count, probability)
+
+    monkeypatch.setattr(Randomness, "bernoulli", watched)
+    plan = plan_of(steps=12)
+    trainer_of(plan, curriculum=curriculum).fit(blobs(60))
+    assert rates == {plan.sample_rate}
+
+
 class Together(nn.Module):
     """In evaluation mode, and only then, each example's output depends on the others'."""
 

@@ -12,7 +12,7 @@ from torch import nn
 
 from tacit import PrivateTrainer
 from tacit.data import load
-from tacit.privacy import Flat, Grouped, PrivacyPlan, UserError, accounting, read_ledger, verify
+from tacit.privacy import Flat, Grouped, PrivacyPlan, Randomness, UserError, accounting, read_ledger, verify
 from tacit.privacy.schedules import Constant, Linear
 from tacit.training import Interrupted
 from tacit.training import trainer as training
@@ -204,6 +204,24 @@ def test_an_interrupted_run_loses_no_step_and_its_sequel_draws_other_noise(tmp_p
     assert not torch.equal(whole.model.weight, sequel.model.weight)
 
 
+def test_no_number_of_noise_serves_two_launches_of_a_seed(tmp_path, monkeypatch):
+    """With the same noise twice, the difference of two releases would have none."""
+    drawn, normal = [], Randomness.normal
+
+    def watched(self, shape):
+        drawn.append(normal(self, shape))
+        return drawn[-1]
+
+    monkeypatch.setattr(Randomness, "normal", watched)
+    with pytest.raises(Interrupted):
+        trainer_of(seed=3, run_directory=tmp_path / "run").fit(_InterruptAt(blobs(), reads=400))
+    launched = len(drawn)
+    trainer_of(seed=3, run_directory=tmp_path / "run", resume=True).fit(blobs())
+    assert 0 < launched < len(drawn)
+    numbers = [number for draw in drawn for number in draw.tolist()]
+    assert len(set(numbers)) == len(numbers)
+
+
 def test_resuming_takes_up_weights_optimizer_and_learning_rate(tmp_path):
     run = tmp_path / "run"
     first = trainer_of(run_directory=run)
@@ -252,6 +270,31 @@ def test_a_damaged_checkpoint_or_a_cut_ledger_is_refused(tmp_path):
     checkpoint.write_bytes(content)
     ledger.write_bytes(b"".join(lines[:-5]))
     refused("the ledger was cut")
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_a_refused_resumption_of_a_cut_ledger_makes_no_certificate_that_says_less(tmp_path, lost):
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        trainer_of(run_directory=run).fit(_InterruptAt(blobs(), reads=400))
+    certificate, ledger = (run / "certificate.json").read_bytes(), run / "ledger.jsonl"
+    ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-lost]))
+    with pytest.raises(UserError, match="the ledger was cut"):
+        trainer_of(run_directory=run, resume=True).fit(blobs())
+    assert (run / "certificate.json").read_bytes() == certificate
+    with pytest.raises(UserError, match="belongs to another ledger"):
+        verify(run)
+
+
+def test_figures_of_releases_that_the_ledger_has_lost_are_noticed(tmp_path):
+    run = tmp_path / "run"
+    with pytest.raises(Interrupted):
+        trainer_of(run_directory=run).fit(_InterruptAt(blobs(), reads=400))
+    made = verify(run)["releases"]
+    with open(run / "metrics.jsonl", "a") as metrics:  # measured, and killed before the next checkpoint
+        metrics.write(json.dumps({"step": made + 1}) + "\n")
+    with pytest.raises(UserError, match="holds figures of releases that are missing"):
+        trainer_of(run_directory=run, resume=True).fit(blobs())
 
 
 def test_two_processes_cannot_train_in_one_directory(tmp_path):

@@ -25,6 +25,19 @@ from tacit.cli import (
 )
 from tacit.privacy.validation import UserError, visible
 
+_OF_THE_DISK = (
+    errno.ENOSPC,
+    errno.EACCES,
+    errno.EROFS,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENFILE,
+)
+# what PyTorch, the operating system and its loader of libraries say of it
+_OF_MEMORY = ("out of memory", "not enough memory", "allocate memory", "failed to map segment")
+
 app = typer.Typer(
     name="tacit",
     help="Train accurate classifiers under differential privacy, and show what is guaranteed.\n\n"
@@ -64,11 +77,27 @@ def main() -> None:
         # Whoever read the output has gone; so do we, without a word.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EACCES, errno.EROFS, errno.EDQUOT):
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+    except (MemoryError, OSError, RuntimeError, ImportError) as error:
+        sentence = _of_the_machine(error)
+        if sentence is None:
             raise
+        sys.exit(_complain(sentence))
+
+
+def _of_the_machine(error: Exception) -> str | None:
+    """What to do about an error that is the machine's and not tacit's; None for any other."""
+    if isinstance(error, OSError) and error.errno in _OF_THE_DISK:
         where = f" ({error.filename})" if error.filename else ""
-        sys.exit(_complain(f"{error.strerror}{where}; make room or change the permission, then try again"))
+        return f"{error.strerror}{where}; make room or change the permission, then try again"
+    if isinstance(error, MemoryError) or any(words in str(error).lower() for words in _OF_MEMORY):
+        return (
+            "there is not enough memory; free some, or train with a smaller --physical-batch-size, and try again (a run that had "
+            "begun goes on with --resume)"
+        )
+    return None
 
 
 def _warn(message: Warning | str, *_: object) -> None:

@@ -62,11 +62,13 @@ def command(
     """
     places = data_changes(dataset, data_dir)
     chosen = _chosen(recipe, dataset, places, [*_as_changes(epsilon, delta, epochs, seed), *changes], out, resume)
-    # Imported only now, so that a wrong recipe is told at once.
-    from tacit.training.interruption import Interrupted
-    from tacit.training.run import train
-
     directory = out or Path("runs") / f"{_title(recipe, chosen)}-{datetime.now():%Y%m%d-%H%M%S}"
+    try:
+        # Imported only now, so that a wrong recipe is told at once.
+        from tacit.training.interruption import Interrupted
+        from tacit.training.run import train
+    except KeyboardInterrupt:
+        raise _interrupted(directory) from None
     try:
         run = train(
             chosen,
@@ -78,14 +80,19 @@ def command(
             progress=not quiet,
             on_start=None if quiet else lambda plan, split: _announce(chosen, plan, split, directory),
         )
+        _conclude(run, as_json)
     except (Interrupted, KeyboardInterrupt):
-        if (directory / "ledger.jsonl").exists():
-            again = f"tacit train --resume --out {shlex.quote(str(directory))}"
-            typer.echo(f"\ninterrupted; everything up to here is saved. Continue: {again}", err=True)
-        else:
-            typer.echo("\ninterrupted before the first step; nothing was spent", err=True)
-        raise typer.Exit(130) from None
-    _conclude(run, as_json)
+        raise _interrupted(directory) from None
+
+
+def _interrupted(directory: Path) -> typer.Exit:
+    """Say how to go on, and end as a command does that Ctrl-C has ended."""
+    if (directory / "ledger.jsonl").exists():
+        again = f"tacit train --resume --out {shlex.quote(str(directory))}"
+        typer.echo(f"\ninterrupted; everything up to here is saved. Continue: {again}", err=True)
+    else:
+        typer.echo("\ninterrupted before the first step; nothing was spent", err=True)
+    return typer.Exit(130)
 
 
 def _as_changes(epsilon: float | None, delta: float | None, epochs: float | None, seed: int | None) -> list[str]:

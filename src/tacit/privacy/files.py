@@ -7,7 +7,7 @@ import errno
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BufferedReader
 from pathlib import Path
 
@@ -73,7 +73,8 @@ def replace_whole(path: Path, content: bytes) -> None:
             os.fsync(file.fileno())
         os.replace(draft, path)
     except OSError:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # a disk that takes nothing may not give anything up either
+            draft.unlink(missing_ok=True)
         raise
 
 

@@ -5,6 +5,7 @@ No pickle: tensors go in as tensors, everything else as JSON in the file's heade
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,6 +20,7 @@ from tacit.privacy.files import opened, replace_whole
 from tacit.privacy.validation import UserError
 
 _TENSOR = "tensor:"
+_HASH = "sha256"
 
 
 def write_atomically(path: Path, content: bytes) -> None:
@@ -39,26 +41,47 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 
 def save_tensors(path: Path, tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> None:
-    """Tensors and JSON facts in one safetensors file, replaced atomically."""
+    """Tensors and JSON facts in one safetensors file, replaced atomically; their hash is in it, so that damage is noticed."""
     plain = {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format) for name, tensor in tensors.items()
     }
-    write_atomically(path, save(plain, metadata={"tacit": json.dumps(facts)}))
+    write_atomically(path, save(plain, metadata={"tacit": json.dumps({**facts, _HASH: _hash_of(plain, facts)})}))
 
 
 def load_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `save_tensors` wrote; a `UserError` for anything else."""
+    """What `save_tensors` wrote; a `UserError` for anything else, also if one bit of it is another.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     save_tensors(Path(folder) / "a", {"weight": torch.ones(1)}, {"steps": 3})
+    ...     load_tensors(Path(folder) / "a")
+    ({'weight': tensor([1.])}, {'steps': 3})
+    """
     try:
         with opened(path), safe_open(path, framework="pt") as file:
             facts = json.loads((file.metadata() or {})["tacit"])
             if not isinstance(facts, dict):
                 raise ValueError("its facts are no table")
-            return {name: file.get_tensor(name) for name in file.keys()}, facts  # noqa: SIM118 (not a dict)
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+            # files of before had no hash
+            if facts.pop(_HASH, None) not in (None, _hash_of(tensors, facts)):
+                raise ValueError("what it holds has changed since")
+            return tensors, facts
     except FileNotFoundError:
         raise UserError(f"there is no {path}") from None
-    except (SafetensorError, LookupError, ValueError, TypeError, OSError, RuntimeError) as error:
+    except (SafetensorError, LookupError, ValueError, TypeError, AttributeError, OSError, RuntimeError) as error:
         reason = str(getattr(error, "strerror", None) or error)[:200]  # RuntimeErrors are torch's, and of deep nesting
         raise UserError(f"{path} is damaged or was not written by tacit: {reason}") from None
+
+
+def _hash_of(tensors: Mapping[str, Tensor], facts: Mapping[str, Any]) -> str:
+    """SHA-256 of the facts and of every tensor: its name, type, shape and numbers."""
+    as_read = json.loads(json.dumps(facts))  # whose keys are words
+    found = hashlib.sha256(json.dumps(as_read, sort_keys=True).encode())
+    for name, tensor in sorted(tensors.items()):
+        found.update(f"\n{name} {tensor.dtype} {list(tensor.shape)}\n".encode())
+        found.update(tensor.contiguous().flatten().view(torch.uint8).numpy().data)
+    return found.hexdigest()
 
 
 def pack(state: Any, tensors: dict[str, Tensor], name: str) -> Any:

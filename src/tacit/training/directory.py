@@ -51,7 +51,8 @@ class RunDirectory:
             raise UserError(f"{self.path} cannot be made: {error.strerror}; choose another --out") from None
 
     def open_ledger(self, plan: PrivacyPlan, *, resume: bool, delta: float, facts: Mapping[str, Any]) -> Ledger:
-        """A new ledger, or the one that is there, which must be of the same plan and delta."""
+        """A new ledger, or the one that is there, which must be of the same plan and delta, and hold every release of which
+        figures are stored."""
         self.make()
         if not (resume and _has_a_line(self.ledger)):
             return Ledger.create(self.ledger, plan, delta=delta, **facts)
@@ -69,6 +70,12 @@ class RunDirectory:
                 f"the run in {self.path} was started with another plan or other data, curriculum, features or pre-trained "
                 "weights; start a new one elsewhere"
             )
+        if max((step for step in map(_step_of, read_metrics(self.metrics))), default=0) > ledger.releases:
+            ledger.close()
+            raise UserError(
+                f"{self.metrics} holds figures of releases that are missing in {self.ledger}: the ledger was cut, and what it "
+                "lost cannot be counted; start a new run elsewhere"
+            )
         return ledger
 
     def write_certificate(self, ledger: Ledger) -> dict[str, Any]:
@@ -78,8 +85,17 @@ class RunDirectory:
         return certificate
 
     def certify_again(self, ledger: Ledger) -> None:
-        """Bring a certificate that is there up to date: an attempt to resume is in the ledger even if it was refused."""
-        if self.certificate.exists():
+        """Bring a certificate that is there up to date: an attempt to resume is in the ledger even if it was refused.
+
+        One that is not of this ledger, or knows of entries that the ledger has lost, is left as it is: it must not come to say
+        less than it did.
+        """
+        try:
+            covered = json.loads(self.certificate.read_bytes())["ledger"]
+            ours = ledger.entries[covered["entries"] - 1]["hash"] == covered["head"]
+        except (OSError, ValueError, KeyError, TypeError, IndexError):
+            return
+        if ours:
             self.write_certificate(ledger)
 
     def append_metrics(self, row: Mapping[str, Any]) -> None:
@@ -100,6 +116,11 @@ class RunDirectory:
     def _is_ours(self) -> bool:
         known = {self.recipe.name, self.ledger.name, "checkpoint", f".{self.recipe.name}.draft"}
         return any(item.name in known for item in self.path.iterdir())
+
+
+def _step_of(row: Any) -> int:
+    step = row.get("step") if isinstance(row, dict) else None
+    return step if type(step) is int else 0
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -455,11 +455,12 @@ class PrivateTrainer:
         path = self.directory.checkpoint
         tensors, facts = load_tensors(path)
         try:
-            covered, state = facts["ledger"], facts["state"]
+            covered, state, seconds = facts["ledger"], facts["state"], float(facts["seconds"])
+            released = {str(name): float(value) for name, value in facts.get("released", {}).items()}
             entry = self._ledger.entries[covered["entries"] - 1]
             if entry["hash"] != covered["head"]:
                 raise IndexError
-        except (KeyError, TypeError, AttributeError, OverflowError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             raise UserError(f"{path} is not a checkpoint of tacit") from None
         except IndexError:
             raise UserError(
@@ -484,11 +485,7 @@ class PrivateTrainer:
                 self._pass_over(sum(step >= self._participation.warm_up for step in lost))
         except (KeyError, ValueError, TypeError, AttributeError, RuntimeError) as error:
             raise UserError(f"{path} is a checkpoint of another optimizer: {str(error)[:200]}") from None
-        try:
-            self._seconds = float(facts["seconds"])
-            self._released = {str(name): float(value) for name, value in facts.get("released", {}).items()}
-        except (KeyError, ValueError, TypeError, AttributeError, OverflowError):
-            raise UserError(f"{path} is not a checkpoint of tacit") from None
+        self._seconds, self._released = seconds, released
 
     def _pass_over(self, lost: int) -> None:
         """Bring the learning-rate schedule to where the plan is, past the steps that an interruption lost."""
