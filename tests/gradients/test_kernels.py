@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import subprocess
 import sys
@@ -95,7 +96,7 @@ def test_what_is_added_to_every_gradient(
     plain = kernels.conv_gradients(x, g, geometry(layer), views=views)
     found = kernels.conv_gradients(x, g, geometry(layer), views=views, decaying=added, rate=0.5)
     expected = plain.gradients.double() + 0.5 * added.double()
-    assert torch.equal(found.gradients, plain.gradients + 0.5 * added)
+    close(found.gradients, expected, expected.abs().amax())
     assert torch.equal(found.bias, plain.bias)
     held = found.gradients.double().square().sum(dim=(1, 2, 3, 4))
     assert (held <= found.norms).all()
@@ -129,7 +130,7 @@ def test_norms_of_products_with_their_decay(
     close(plain, products.square().sum(dim=(1, 2)))
     bias = None if layer.bias is None else layer.bias.detach()
     length = float(weight.double().norm())
-    found = kernels.outer_norms(a, g, layer(a).detach(), bias, length=length, rate=rate)
+    found = kernels.outer_norms(a, g, layer(a).detach(), bias, weight=weight, rate=rate)
     expected = (products + rate * weight.double()).square().sum(dim=(1, 2))
     size = products.square().sum(dim=(1, 2)) + (rate * length) ** 2
     if bias is not None:
@@ -142,7 +143,7 @@ def test_norms_of_products_with_their_decay(
 def test_a_products_norm_is_not_finite_where_it_is_not_and_no_other_changes(instructions: str, bad: float) -> None:
     torch.manual_seed(0)
     a, g, y = torch.randn(4, 9), torch.randn(4, 3), torch.randn(4, 3)
-    options = {"length": 1.0, "rate": 0.5}
+    options = {"weight": torch.randn(3, 9), "rate": 0.5}
     before = kernels.outer_norms(a, g, y, **options)
     for tensor in (a, g, y):
         kept = tensor[1, 2].item()
@@ -152,6 +153,63 @@ def test_a_products_norm_is_not_finite_where_it_is_not_and_no_other_changes(inst
         others = [0, 2, 3]
         assert torch.equal(after[others], before[others])
         tensor[1, 2] = kept
+
+
+@SLOW
+@given(
+    shapes=st.lists(st.sampled_from([(1,), (7,), (16,), (33,), (10, 32), (3, 2, 5, 5)]), min_size=1, max_size=5),
+    decays=st.lists(st.sampled_from([None, 0.0, 0.01, 3.0]), min_size=5, max_size=5),
+    batch=st.integers(1, 4),
+    turned=st.booleans(),
+)
+def test_small_gradients_side_by_side(
+    instructions: str, shapes: list[tuple[int, ...]], decays: list[float | None], batch: int, turned: bool
+) -> None:
+    """Every number in its place with its own decay, and the norms of the very numbers."""
+    torch.manual_seed(0)
+    gradients = [torch.randn(batch, *shape) for shape in shapes]
+    parameters = [torch.randn(shape) for shape in shapes]
+    if turned:
+        parameters = [p.contiguous(memory_format=torch.channels_last) if p.dim() == 4 else p for p in parameters]
+    decaying = [None if rate is None else (p, rate) for p, rate in zip(parameters, decays)]
+    rows, squares = kernels.beside(gradients, decaying)
+    expected = [g + (rate or 0.0) * p for g, p, rate in zip(gradients, parameters, decays)]
+    torch.testing.assert_close(rows, torch.cat([g.flatten(1) for g in expected], 1), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(squares, rows.double().square().sum(dim=1), rtol=1e-14, atol=0)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_what_is_not_finite_among_small_gradients_shows_in_its_norm_alone(instructions: str, bad: float) -> None:
+    gradients = [torch.ones(3, 5), torch.ones(3, 40)]
+    gradients[1][1, 37] = bad
+    _, squares = kernels.beside(gradients, [None, (torch.ones(40), 0.5)])
+    assert not squares[1].isfinite()
+    assert squares[[0, 2]].tolist() == [5 + 40 * 1.5**2] * 2
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 1 << 14, (1 << 14) + 1, 200_003])
+def test_lengths_and_multiples_of_rows_of_numbers(instructions: str, count: int) -> None:
+    torch.manual_seed(0)
+    numbers, to = torch.randn(count), torch.randn(count)
+    exact = float(numbers.double().square().sum())
+    assert kernels.square(numbers) == pytest.approx(exact, rel=1e-13)
+    expected = to + 0.3 * numbers
+    assert kernels.add_multiple(to, numbers, 0.3)
+    torch.testing.assert_close(to, expected, rtol=1e-6, atol=1e-6)
+    numbers[count // 2] = float("nan")
+    assert math.isnan(kernels.square(numbers))
+
+
+def test_multiples_are_not_added_where_numbers_lie_in_another_order() -> None:
+    to, more = torch.zeros(2, 3, 4, 4), torch.randn(2, 3, 4, 4)
+    assert not kernels.add_multiple(to, more.contiguous(memory_format=torch.channels_last), 1.0)
+    assert not kernels.add_multiple(to[:, :2], more[:, :2], 1.0)
+    assert not kernels.add_multiple(to.double(), more.double(), 1.0)
+    assert not to.any()
+    turned = to.contiguous(memory_format=torch.channels_last)
+    assert kernels.add_multiple(turned, more.contiguous(memory_format=torch.channels_last), 1.0)
+    assert torch.equal(turned, more)
+    assert kernels.square(more[:, ::2]) == pytest.approx(float(more[:, ::2].double().square().sum()), rel=1e-13)
 
 
 @SLOW

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from tacit.gradients import kernels
 from tacit.gradients.batches import norm_dtype
 from tacit.gradients.contribution import (
     Add,
     Contribution,
     instantiated,
     squared_norms,
+    total,
     weighted_sum,
 )
 from tacit.gradients.toward import Decay
@@ -87,27 +89,21 @@ class Adding:
         self._decaying: list[str] = []  # of those in `_large`: what decay adds to their sums is still missing
         self._constants = [0.0] * len(clipping.clipping_norms)  # and the square of that, by group
 
-    def _added(self, squares: list[tuple[int, Tensor]]) -> Tensor:
-        """Squared norms by group, [groups, batch]."""
+    def _norms(self) -> Tensor:
+        """Norms by group, [groups, batch]. Squares are added up in double precision where there is one: with decay, some of what
+        is added up may cancel. A sum is below 0 only by rounding, or not finite, which it must stay."""
         groups = len(self._clipping.clipping_norms)
-        # with decay, what is added up may cancel
+        if self._device.type == "cpu":  # by NumPy, for which so few numbers take a fraction of the time
+            added = np.empty((groups, self._batch_size))
+            added[:] = np.array(self._constants)[:, None]
+            for group, squares in self._squares:
+                added[group] += squares.numpy()
+            return torch.from_numpy(np.abs(added, out=added)).to(self._dtype).sqrt_()
         dtype = self._dtype if self._decay is None else torch.float64
-        if not squares:
-            found = torch.zeros(groups, self._batch_size, dtype=dtype, device=self._device)
-        else:
-            rows = torch.stack([value.to(dtype) for _, value in squares])
-            if groups == 1:
-                found = rows.sum(dim=0, keepdim=True)
-            else:
-                index = torch.tensor([group for group, _ in squares], device=self._device)
-                found = rows.new_zeros(groups, self._batch_size).index_add_(0, index, rows)
-        if self._decay is None:
-            return found
-        if groups == 1:
-            found.add_(self._constants[0])
-        else:
-            found.add_(found.new_tensor(self._constants).unsqueeze(1))
-        return found.abs_().to(self._dtype)  # below 0 only by rounding, or not finite, which it must stay
+        found = torch.tensor(self._constants, dtype=dtype, device=self._device).repeat(self._batch_size, 1).t()
+        for group, squares in self._squares:
+            found[group] += squares.to(dtype)
+        return found.abs_().to(self._dtype).sqrt_()
 
     def _full_precision(self) -> AbstractContextManager[Any]:
         """Whatever precision the model runs in: norms and sums in half precision would not keep the sensitivity."""
@@ -156,18 +152,20 @@ class Adding:
         """(sums by parameter, norms before clipping); no sums if a norm is not finite, since 0 times infinity is not 0."""
         with self._full_precision():
             self._take_unreached()
-            beside = {group: self._beside(found) for group, found in self._small.items()}
-            squares = [*self._squares, *((group, squared_norms(rows)) for group, rows in beside.items())]
-            norms = self._added(squares).sqrt_().t()
+            beside = {}
+            for group, found in self._small.items():
+                beside[group], squares = self._beside(found)
+                self._squares.append((group, squares))
+            norms = self._norms().t()
             if not all_finite(norms):
                 return None, norms
             factors = clip_factors(norms, self._clipping).t().contiguous().unbind()  # by group
             sums = {name: add(factors[self._group_of[name]]) for name, add in self._large.items()}
             if self._decay is not None and self._decaying:
-                totals = [float(values.sum(dtype=torch.float64)) for values in factors]
+                totals = [total(values) for values in factors]
                 for name in self._decaying:
                     if name not in sums:
-                        sums[name] = torch.zeros_like(self._decay.parameters[name])
+                        sums[name] = torch.zeros_like(self._decay.parameter(name))
                     self._decay.add_to(sums[name], name, totals[self._group_of[name]])
             for group, rows in beside.items():
                 members = self._small[group]
@@ -175,21 +173,27 @@ class Adding:
                 sums.update({name: part.view(g.shape[1:]) for (name, g), part in zip(members.items(), parts)})
             return sums, norms
 
-    def _beside(self, found: dict[str, Tensor]) -> Tensor:
-        """Small gradients side by side, each with its decay: [batch, all their numbers]."""
-        rows = torch.cat([g.flatten(1) for g in found.values()], 1)
-        decay = self._decay
-        if decay is None or not any(name in decay for name in found):
-            return rows
-        return decay.add_beside(rows, list(found), [g[0].numel() for g in found.values()])
+    def _beside(self, found: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Small gradients side by side, each with its decay: [batch, all their numbers]; and their squared norms."""
+        decay, gradients = self._decay, list(found.values())
+        decaying = [None if decay is None else decay.of(name) for name in found]
+        if kernels.usable(*gradients):
+            return kernels.beside(gradients, decaying)
+        rows = torch.cat([g.flatten(1) for g in gradients], 1)
+        if any(decaying):
+            sizes = [g[0].numel() for g in gradients]
+            for part, more in zip(torch.split(rows, sizes, dim=1), decaying, strict=True):
+                if more is not None:
+                    part.add_(more[0].flatten(), alpha=more[1])
+        return rows, squared_norms(rows)
 
     def _take_unreached(self) -> None:
         """What no example's loss depends on decays all the same."""
-        if self._decay is None:
+        taken = len(self._large) + sum(map(len, self._small.values()))
+        if self._decay is None or taken == len(self._group_of):
             return
-        taken = self._large.keys() | {name for found in self._small.values() for name in found}
         for name in self._decay.rates:
-            if name not in taken:
+            if name not in self._large and not any(name in found for found in self._small.values()):
                 self._decays_later(name)
 
 

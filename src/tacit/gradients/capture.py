@@ -97,7 +97,7 @@ class Call:
     shapes: list[torch.Size | None] = field(default_factory=list)
     gradients: list[Tensor | None] = field(default_factory=list)
     backward: GroupNormBackward | None = None  # ours instead of the module's own
-    kept: Tensor | None = None  # what it gave, if that was asked for and is small beside the weight
+    kept: Tensor | None = None  # what it gave, if that was asked for
     kept_version: int = 0
     outputs: list[Any] = field(default_factory=list)  # only in a probe
     drew_random_numbers: bool = False  # only in a probe
@@ -148,10 +148,16 @@ def _rule_of(module: nn.Module) -> Rule | None:
 
 
 def capture(
-    model: nn.Module, units: list[Unit], loss: Loss, batch: Batch, *, probing: bool = False, keep_outputs: bool = False
+    model: nn.Module,
+    units: list[Unit],
+    loss: Loss,
+    batch: Batch,
+    *,
+    probing: bool = False,
+    keeps: Callable[[Call, Tensor], bool] | None = None,
 ) -> tuple[list[Call], Tensor]:
-    """Run the model once; the calls of its units in the order in which they ended, and the losses. `keep_outputs` keeps what the
-    layers with a rule gave, where it is no more than they have weights.
+    """Run the model once; the calls of its units in the order in which they ended, and the losses. What a layer with a rule gave
+    is kept where `keeps` says so.
 
     *Guarantee.* The hooks are gone when it returns or raises; nothing else of the model is touched.
 
@@ -170,8 +176,8 @@ def capture(
                 call = _begin(unit, args, kwargs)
                 output = _with_own_backward(call, args, output)
                 _end(call, output, probing)
-                if keep_outputs:
-                    _keep(call, output)
+                if keeps is not None and isinstance(output, Tensor) and keeps(call, output):
+                    call.kept, call.kept_version = output.detach(), output._version
                 calls.append(call)
             return output
 
@@ -377,16 +383,6 @@ def _end(call: Call, output: Any, probing: bool) -> None:
         call.edges.append(edge)
         call.shapes.append(leaf.shape if isinstance(leaf, Tensor) else None)
     call.outputs = [o.detach().clone() if isinstance(o, Tensor) else o for o in outputs] if probing else []
-
-
-def _keep(call: Call, output: Any) -> None:
-    weight = call.unit.module._parameters.get("weight")
-    if (
-        weight is None or not isinstance(output, Tensor) or output.dtype != weight.dtype
-    ):  # under autocast it lost too much
-        return
-    if output.numel() <= len(output) * weight.numel():
-        call.kept, call.kept_version = output.detach(), output._version
 
 
 def _random_state(batch: Batch) -> Tensor:

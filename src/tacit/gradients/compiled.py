@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from tacit.gradients import kernels
-from tacit.gradients.contribution import Add, added_up, at_least_float32, not_negative, squared_norms
+from tacit.gradients.contribution import Add, added_up, not_negative, squared_norms
 from tacit.gradients.toward import Toward, along_outputs
 from tacit.gradients.windows import Conv, padded, sides, weight_gradient
 
@@ -152,7 +152,7 @@ class CompiledConv:
         if standardized is not None:
             found = self.instantiated(standardized())
         elif self.toward is not None:
-            found = self.instantiated(None, at_least_float32(self.module.weight.detach()), self.toward.rate)
+            found = self.instantiated(None, self.toward.weight, self.toward.rate)
         else:
             found = self.instantiated()
         return found.norms, found.weighted_sum

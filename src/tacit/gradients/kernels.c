@@ -101,6 +101,8 @@ static const float *padded_rows(const Conv *s, const float *x, long first, long 
 typedef void (*ConvExample)(const Conv *, const float *, const float *, const float *, float *, float *, float *);
 typedef void (*NormExample)(const Norm *, const float *, const float *, const float *, float *, float *, float *, double *);
 typedef void (*OuterExample)(const float *, long, const float *, long, const float *, const float *, double *);
+typedef double (*Beside)(const float *, const float *, float, float *, long);
+typedef double (*Square)(const float *, long);
 typedef double (*GhostExample)(const Conv *, const float *, const float *, const float *, const float *, float *, double *, float *);
 
 typedef struct {
@@ -109,10 +111,13 @@ typedef struct {
     GhostExample ghost;
     NormExample norm, layer_norm;
     OuterExample outer;
+    Beside beside;
+    Square square;
 } Version;
 
 #define VERSION(set) \
-    {#set, conv_example_##set, conv_example_across_##set, ghost_example_##set, norm_example_##set, layer_norm_example_##set, outer_example_##set}
+    {#set, conv_example_##set, conv_example_across_##set, ghost_example_##set, norm_example_##set, layer_norm_example_##set, \
+     outer_example_##set, beside_##set, square_##set}
 static const Version versions[] = {
     VERSION(any),
 #if defined(__x86_64__)
@@ -174,19 +179,21 @@ static double squared_norm(const float *sums, const double *k, long out, double 
 }
 
 /* A weight [out][kernel] times a rate, in the order in which `conv_gradients` works: as it is if across, else [kernel][out, up to whole
- * vectors]. */
-static float *laid_out(const float *weight, long out, long kernel, double rate, int across)
+ * vectors]. Called by every thread of a team, which share it out. */
+static void lay_out(const float *weight, long out, long kernel, double rate, int across, float *to)
 {
-    const long wide = across ? out : round_up(out, WIDEST);
-    float *to = scratch_of(kernel * wide);
-    if (to && across)
+    const long wide = round_up(out, WIDEST);
+    if (across) {
+#pragma omp for
         for (long i = 0; i < out * kernel; i++)
             to[i] = (float)rate * weight[i];
-    for (long first = 0; to && !across && first < wide; first += WIDEST)  /* so many channels' lines stay in the cache */
+        return;
+    }
+#pragma omp for collapse(2)
+    for (long first = 0; first < wide; first += WIDEST)  /* so many channels' lines stay in the cache */
         for (long k = 0; k < kernel; k++)
             for (long c = first; c < first + WIDEST; c++)
                 to[k * wide + c] = c < out ? (float)rate * weight[c * kernel + k] : 0;
-    return to;
 }
 
 static PyObject *conv_gradients(PyObject *self, PyObject *args)
@@ -209,7 +216,7 @@ static PyObject *conv_gradients(PyObject *self, PyObject *args)
     const long kernel = s.kernel_height * s.kernel_width * s.in, wide = round_up(s.out, WIDEST);
     const long block = block_rows(s.rows, s.columns);
     const ConvExample example = across ? chosen.conv_across : chosen.conv;
-    float *added = weight_at ? laid_out((const float *)weight_at, s.out, kernel, rate, across) : NULL;
+    float *added = weight_at ? scratch_of(kernel * wide) : NULL;
     s.added = added;
     const long floats = 4 * wide * (across ? WIDEST : 1) + block * s.columns * 2 * WIDEST + kernel * wide +
                         ((block - 1) * s.stride_height + s.kernel_height) * s.padded_width * s.in + WIDEST;
@@ -221,6 +228,8 @@ static PyObject *conv_gradients(PyObject *self, PyObject *args)
     {
         float *scratch = scratch_of(floats);
         failed |= scratch == NULL;
+        if (added)
+            lay_out((const float *)weight_at, s.out, kernel, rate, across, added);
 #pragma omp for schedule(dynamic)
         for (long i = 0; i < s.batch; i++)
             if (scratch) {
@@ -312,22 +321,21 @@ static PyObject *norm_gradients(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* Squared norms of products g a^T, an example each; with the outputs y = W a + b, of g a^T + rate W, where `length` is |W|: what
- * rounding may have taken from <g, y - b> is allowed for, `allowance` times |g| (|W| |a| + |b|). */
+/* Squared norms of products g a^T, an example each; with the outputs y = W a + b, of g a^T + rate W: what rounding may have taken from
+ * <g, y - b> is allowed for, `allowance` times |g| (|W| |a| + |b|). */
 static PyObject *outer_norms(PyObject *self, PyObject *args)
 {
-    Py_ssize_t a_at, g_at, y_at, bias_at, norms_at;  /* y, bias: 0 if there is none */
+    Py_ssize_t a_at, g_at, y_at, bias_at, weight_at, norms_at;  /* y and weight, bias: 0 if there is none */
     long batch, in, out;
-    double length, rate, allowance;
+    double rate, allowance;
     int threads;
-    if (!PyArg_ParseTuple(args, "nnnnn(lll)dddi", &a_at, &g_at, &y_at, &bias_at, &norms_at, &batch, &in, &out, &length, &rate,
+    if (!PyArg_ParseTuple(args, "nnnnnn(lll)ddi", &a_at, &g_at, &y_at, &bias_at, &weight_at, &norms_at, &batch, &in, &out, &rate,
                           &allowance, &threads))
         return NULL;
     const float *a = (const float *)a_at, *g = (const float *)g_at, *y = (const float *)y_at, *bias = (const float *)bias_at;
-    double *norms = (double *)norms_at, size = 0;
-    for (long k = 0; bias && k < out; k++)
-        size += (double)bias[k] * bias[k];
-    const double of_bias = sqrt(size);
+    double *norms = (double *)norms_at;
+    const double of_bias = bias ? sqrt(chosen.square(bias, out)) : 0;
+    const double length = weight_at ? sqrt(chosen.square((const float *)weight_at, in * out)) : 0;
     const OuterExample example = chosen.outer;
     Py_BEGIN_ALLOW_THREADS
 #pragma omp parallel for num_threads(threads) if (batch * (in + out) > 1 << 18)
@@ -340,6 +348,78 @@ static PyObject *outer_norms(PyObject *self, PyObject *args)
     }
     Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
+}
+
+/* Rows of several tensors side by side, each with a multiple of one more row added, and the squared norms of what comes out, in double
+ * precision. `parts` is a tuple of (tensor [batch][count], count, row or 0, rate). */
+static PyObject *beside(PyObject *self, PyObject *args)
+{
+    Py_ssize_t rows_at, norms_at;
+    long batch, wide;
+    PyObject *parts;
+    if (!PyArg_ParseTuple(args, "O!nnll", &PyTuple_Type, &parts, &rows_at, &norms_at, &batch, &wide))
+        return NULL;
+    float *rows = (float *)rows_at;
+    double *norms = (double *)norms_at;
+    memset(norms, 0, batch * sizeof(double));
+    long place = 0;
+    for (Py_ssize_t part = 0; part < PyTuple_GET_SIZE(parts); part++) {
+        Py_ssize_t from_at, more_at;
+        long count;
+        double rate;
+        if (!PyArg_ParseTuple(PyTuple_GET_ITEM(parts, part), "nlnd", &from_at, &count, &more_at, &rate))
+            return NULL;
+        for (long i = 0; i < batch; i++)
+            norms[i] += chosen.beside((const float *)from_at + i * count, (const float *)more_at, (float)rate, rows + i * wide + place, count);
+        place += count;
+    }
+    Py_RETURN_NONE;
+}
+
+/* to += factor * from, of `count` numbers. */
+static PyObject *add_multiple(PyObject *self, PyObject *args)
+{
+    Py_ssize_t to_at, from_at;
+    long count;
+    double factor;
+    int threads;
+    if (!PyArg_ParseTuple(args, "nnldi", &to_at, &from_at, &count, &factor, &threads))
+        return NULL;
+    float *to = (float *)to_at;
+    const float *from = (const float *)from_at, by = (float)factor;
+    Py_BEGIN_ALLOW_THREADS
+#pragma omp parallel for simd num_threads(threads) if (count > 1 << 16)
+    for (long k = 0; k < count; k++)
+        to[k] += by * from[k];
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* The sum of the squares of `count` numbers: in double precision, in pieces whose sums are added up in order, so that it does not depend
+ * on the number of threads. */
+static PyObject *square(PyObject *self, PyObject *args)
+{
+    enum { PIECE = 1 << 14 };
+    Py_ssize_t x_at;
+    long count;
+    int threads;
+    if (!PyArg_ParseTuple(args, "nli", &x_at, &count, &threads))
+        return NULL;
+    const float *x = (const float *)x_at;
+    const long pieces = (count + PIECE - 1) / PIECE;
+    const Square of = chosen.square;
+    double *sums = malloc((pieces + 1) * sizeof(double)), sum = 0;
+    if (!sums)
+        return PyErr_NoMemory();
+    Py_BEGIN_ALLOW_THREADS
+#pragma omp parallel for num_threads(threads) if (pieces > 4)
+    for (long i = 0; i < pieces; i++)
+        sums[i] = of(x + i * PIECE, i + 1 < pieces ? PIECE : count - i * PIECE);
+    Py_END_ALLOW_THREADS
+    for (long i = 0; i < pieces; i++)
+        sum += sums[i];
+    free(sums);
+    return PyFloat_FromDouble(sum);
 }
 
 /* A weight [out][kernel] standardised by row: u_c = (w_c - mean) s_c with s_c = (kernel (variance + eps))^(-1/2). Written are u, like
@@ -453,6 +533,9 @@ static PyMethodDef methods[] = {
     {"conv_gradients", conv_gradients, METH_VARARGS, "Per-example weight gradients of a convolution, and sums over them."},
     {"conv_norms", conv_norms, METH_VARARGS, "Squared norms of per-example weight gradients, by Gram matrices."},
     {"outer_norms", outer_norms, METH_VARARGS, "Squared norms of products of an output gradient and an input, with weight decay or without."},
+    {"beside", beside, METH_VARARGS, "Rows of several tensors side by side, with weight decay or without, and their squared norms."},
+    {"add_multiple", add_multiple, METH_VARARGS, "A multiple of a row of numbers added to another."},
+    {"square", square, METH_VARARGS, "The sum of squares of a row of numbers."},
     {"standardize", standardize, METH_VARARGS, "A weight standardised by output channel, and what norms of projected gradients need."},
     {"project", project, METH_VARARGS, "The gradient of a standardised weight, from that of the weight it is made into."},
     {"norm_gradients", norm_gradients, METH_VARARGS, "Per-example gradients of a normalisation's weight and bias."},

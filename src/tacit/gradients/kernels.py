@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -346,11 +347,11 @@ def outer_norms(
     outputs: Tensor | None = None,
     bias: Tensor | None = None,
     *,
-    length: float = 0.0,
+    weight: Tensor | None = None,
     rate: float = 0.0,
 ) -> Tensor:
-    """|g_i a_i^T|^2 of each example, or, if the `outputs` y_i = W a_i + b were given, |g_i a_i^T + rate W|^2, where `length` is
-    |W|: |g|^2 |a|^2 + 2 rate <g, y - b> + rate^2 |W|^2. In double precision, [batch].
+    """|g_i a_i^T|^2 of each example, or, if the `outputs` y_i = W a_i + b were given and the `weight` W, |g_i a_i^T + rate W|^2 =
+    |g|^2 |a|^2 + 2 rate <g, y - b> + rate^2 |W|^2. In double precision, [batch].
 
     *Guarantee.* Row i comes from row i of `a`, `g` and `outputs` alone. An output is a sum of K products and a bias, made in
     float32, so that <g, y - b> is wrong by at most (K + 12) eps/2 |g| (|W| |a| + |b|), by which it is raised; all else is made in
@@ -359,18 +360,20 @@ def outer_norms(
     >>> if usable(torch.zeros(1)):
     ...     a, g, y = torch.tensor([[3.0, 4.0]]), torch.tensor([[2.0]]), torch.tensor([[7.0]])  # of a weight of ones
     ...     assert outer_norms(a, g).tolist() == [100.0]
-    ...     assert round(outer_norms(a, g, y, length=2**0.5, rate=0.5).item(), 3) == 114.5  # |(6.5, 8.5)|^2
+    ...     assert round(outer_norms(a, g, y, weight=torch.ones(1, 2), rate=0.5).item(), 3) == 114.5  # |(6.5, 8.5)|^2
     """
     a, g = a.contiguous(), g.contiguous()
     (batch, inputs), (same, out) = a.shape, g.shape
     assert batch == same
-    if outputs is not None:
-        outputs = outputs.contiguous()
-        assert usable(outputs)
+    assert (outputs is None) == (weight is None)
+    if outputs is not None and weight is not None:
+        outputs, weight = outputs.contiguous(), weight.contiguous()
+        assert outputs.dtype == weight.dtype == torch.float32
         assert outputs.shape == g.shape
+        assert weight.shape == (out, inputs)
     if bias is not None:
         bias = bias.contiguous()
-        assert usable(bias)
+        assert bias.dtype == torch.float32
         assert bias.shape == (out,)
     norms = a.new_empty(batch, dtype=torch.float64)
     _kernels.outer_norms(
@@ -378,14 +381,75 @@ def outer_norms(
         g.data_ptr(),
         0 if outputs is None else outputs.data_ptr(),
         0 if bias is None else bias.data_ptr(),
+        0 if weight is None else weight.data_ptr(),
         norms.data_ptr(),
         (batch, inputs, out),
-        length,
         rate,
         (inputs + 12) * torch.finfo(torch.float32).eps / 2,
         torch.get_num_threads(),
     )
     return norms
+
+
+def beside(gradients: Sequence[Tensor], decaying: Sequence[tuple[Tensor, float] | None]) -> tuple[Tensor, Tensor]:
+    """Rows of several tensors side by side, [batch, all their numbers], and their squared norms in double precision. Where a
+    tensor is `decaying`, so many times that row is added to each of its rows.
+
+    *Guarantee.* Row i comes from row i of the tensors alone; its norm is that of the very numbers in it.
+
+    >>> if usable(torch.zeros(1)):
+    ...     rows, squares = beside([torch.ones(1, 2), torch.zeros(1, 1)], [None, (torch.tensor([4.0]), 0.5)])
+    ...     assert (rows.tolist(), squares.tolist()) == ([[1.0, 1.0, 2.0]], [6.0])
+    """
+    batch, wide = gradients[0].shape[0], 0
+    parts: list[tuple[int, int, int, float]] = []
+    kept = [gradient.contiguous() for gradient in gradients]  # alive until their numbers are read
+    for rows, decay in zip(gradients, decaying, strict=True):
+        count = rows.numel() // batch
+        more, rate = None, 0.0
+        if decay is not None:
+            more, rate = decay[0].contiguous(), decay[1]
+            assert more.dtype == torch.float32
+            assert more.shape == rows.shape[1:]
+            kept.append(more)
+        assert rows.shape[0] == batch
+        parts.append((kept[len(parts)].data_ptr(), count, 0 if more is None else more.data_ptr(), rate))
+        wide += count
+    found, squares = kept[0].new_empty(batch, wide), kept[0].new_empty(batch, dtype=torch.float64)
+    _kernels.beside(tuple(parts), found.data_ptr(), squares.data_ptr(), batch, wide)
+    return found, squares
+
+
+def add_multiple(to: Tensor, more: Tensor, factor: float) -> bool:
+    """to += factor * more, in place, if both lie in memory in the same order without gaps; whether it was done.
+
+    *Guarantee.* Number by number.
+
+    >>> to = torch.ones(2)
+    >>> not usable(to) or (add_multiple(to, torch.tensor([2.0, 4.0]), 0.5) and to.tolist())
+    [2.0, 3.0]
+    """
+    if to.stride() != more.stride() or to.shape != more.shape or not usable(to, more) or not _without_gaps(to):
+        return False
+    _kernels.add_multiple(to.data_ptr(), more.data_ptr(), to.numel(), factor, torch.get_num_threads())
+    return True
+
+
+def _without_gaps(tensor: Tensor) -> bool:
+    return tensor.is_contiguous() or (tensor.dim() == 4 and tensor.is_contiguous(memory_format=torch.channels_last))
+
+
+def square(numbers: Tensor) -> float:
+    """The sum of their squares, in double precision.
+
+    *Guarantee.* It comes from these numbers alone, and does not depend on the number of threads.
+
+    >>> not usable(torch.ones(1)) or square(torch.tensor([3.0, 4.0]))
+    25.0
+    """
+    if not _without_gaps(numbers):
+        numbers = numbers.contiguous()
+    return float(_kernels.square(numbers.data_ptr(), numbers.numel(), torch.get_num_threads()))
 
 
 def norm_gradients(x: Tensor, g: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor]:

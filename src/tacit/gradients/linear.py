@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import torch
@@ -13,11 +14,11 @@ from tacit.gradients.compiled import along_found
 from tacit.gradients.contribution import (
     Add,
     Contribution,
-    at_least_float32,
     ghost_is_cheaper,
     not_negative,
     rounding_allowance,
     squared_norms,
+    total,
 )
 from tacit.gradients.toward import Toward, along_outputs
 
@@ -46,13 +47,7 @@ def linear(
     positions = a.shape[1]
     # Several positions are a row of pixels, and the layer a convolution with a kernel of one.
     compiled = positions > 1 and kernels.usable(a, g)
-    cheaper = ghost_is_cheaper(
-        positions=positions,
-        inputs=module.in_features,
-        outputs=module.out_features,
-        gram=positions**2 * (module.in_features + module.out_features),
-        compiled=compiled,
-    )
+    cheaper = linear_by_ghost(module, inputs, gradients)
 
     def per_example() -> Tensor:
         return g.transpose(1, 2) @ a
@@ -69,6 +64,26 @@ def linear(
     return {"weight": weight, "bias": Contribution(lambda: g.sum(dim=1))}
 
 
+def linear_by_ghost(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> bool:
+    """Whether its norms are found without holding its gradients, if nothing else was asked for.
+
+    *Guarantee.* A choice of speed and memory alone.
+
+    >>> linear_by_ghost(nn.Linear(2, 3), torch.zeros(1, 2), torch.zeros(1, 3))
+    True
+    """
+    if inputs.dim() == 2:
+        return True
+    positions = math.prod(inputs.shape[1:-1])
+    return ghost_is_cheaper(
+        positions=positions,
+        inputs=module.in_features,
+        outputs=module.out_features,
+        gram=positions**2 * (module.in_features + module.out_features),
+        compiled=positions > 1 and kernels.usable(inputs, gradients),
+    )
+
+
 def _along(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward) -> Tensor:
     outputs, bias = _outputs(module, a, toward)
     return along_outputs(outputs.movedim(-1, 1), g.movedim(-1, 1), toward, bias, squared_norms(a), a.shape[-1])
@@ -82,7 +97,7 @@ def _one_position(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward | None
 
     def add_decaying(factors: Tensor) -> Tensor:
         assert toward is not None
-        return toward.decay.add_to(add(factors), toward.name, float(factors.sum(dtype=torch.float64)))
+        return toward.decay.add_to(add(factors), toward.name, total(factors))
 
     def ghost() -> tuple[Tensor, Add]:
         if kernels.usable(a, g):
@@ -93,7 +108,7 @@ def _one_position(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward | None
         assert toward is not None
         outputs, bias = _outputs(module, a, toward)
         if kernels.usable(a, g, outputs):
-            return kernels.outer_norms(a, g, outputs, bias, length=toward.length, rate=toward.rate), add_decaying
+            return kernels.outer_norms(a, g, outputs, bias, weight=toward.weight, rate=toward.rate), add_decaying
         length, of_gradient = _lengths(a, g)
         error = length * toward.length
         if bias is not None:
@@ -123,7 +138,9 @@ def _lengths(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
 def _outputs(module: nn.Linear, a: Tensor, toward: Toward) -> tuple[Tensor, Tensor | None]:
     """What the layer gave, and the bias that is in it."""
-    bias = None if module.bias is None else module.bias.detach().to(a.dtype)
+    bias = None if module.bias is None else module.bias.detach()
+    if bias is not None and bias.dtype != a.dtype:
+        bias = bias.to(a.dtype)
     if toward.outputs is not None:
         return toward.outputs, bias
     return F.linear(a, module.weight.detach().to(a.dtype), bias), bias
@@ -157,7 +174,7 @@ class _Row:
     def held(self) -> tuple[Tensor, Add]:
         weight, rate = None, 0.0
         if self.toward is not None:
-            weight, rate = at_least_float32(self.module.weight.detach())[:, :, None, None], self.toward.rate
+            weight, rate = self.toward.weight[:, :, None, None], self.toward.rate
         found = kernels.conv_gradients(_row(self.a), _row(self.g), _ONE, decaying=weight, rate=rate)
 
         def add(factors: Tensor) -> Tensor:

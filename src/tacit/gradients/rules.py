@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +14,10 @@ from tacit.gradients.adding import Adding, Sums
 from tacit.gradients.batches import Batch, Loss
 from tacit.gradients.capture import Call, NoRule, Rule, Unit, backward, capture, check_graph
 from tacit.gradients.contribution import Contribution, added_up, at_least_float32, by_view
-from tacit.gradients.conv import conv
+from tacit.gradients.conv import conv, conv_by_ghost
 from tacit.gradients.embedding import embedding
 from tacit.gradients.generic import Layout, generic
-from tacit.gradients.linear import linear
+from tacit.gradients.linear import linear, linear_by_ghost
 from tacit.gradients.norm import layer_norm
 from tacit.gradients.standardized import standardized_conv
 from tacit.gradients.toward import Decay, Toward
@@ -60,6 +62,20 @@ def contributions(call: Call, layout: Layout, decay: Decay | None = None) -> dic
             toward = Toward(decay, weight, None if changed else call.kept)
         found = _by_rule(unit.rule, unit.module, inputs, gradient, layout.views, toward)
     return {name: found[inner] for inner, name in unit.parameters.items()}
+
+
+def _uses_outputs(decay: Decay, call: Call, output: Tensor) -> bool:
+    """Whether the outputs of this call are worth keeping, for the inner products of its gradients with a weight that decays."""
+    unit, inputs = call.unit, call.leaves[0]
+    weight = unit.parameters.get("weight")
+    if weight is None or not decay.is_large(weight) or not isinstance(inputs, Tensor):
+        return False
+    module: Any = unit.module
+    if output.dtype != module.weight.dtype:  # under autocast it lost too much
+        return False
+    if unit.rule is linear:
+        return linear_by_ghost(module, inputs, output)
+    return unit.rule is conv and conv_by_ghost(module, inputs, output)
 
 
 def _by_rule(
@@ -131,7 +147,8 @@ def rules_sum(
     >>> rules_sum(model, lambda o, t: o[:, 0], parameters, Flat(1.0), batch, units, layouts, "rules")[0]
     {'weight': tensor([[1.5000]])}
     """
-    calls, losses = capture(model, units, loss, batch, keep_outputs=bool(decay))
+    keeps = partial(_uses_outputs, decay) if decay else None
+    calls, losses = capture(model, units, loss, batch, keeps=keeps)
     if len(calls) != len(layouts):
         raise NoRule("the model calls other modules than in its probe")
     for call, layout in zip(calls, layouts):

@@ -7,12 +7,13 @@ sum_t <g_t, y_t - b>, with g_t the output gradient: no per-example gradient is n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
+from tacit.gradients import kernels
 from tacit.gradients.contribution import at_least_float32, squared_norms
 
 _SMALL = 512
@@ -30,7 +31,8 @@ class Decay:
 
     def __init__(self, trainable: Mapping[str, nn.Parameter], rates: Mapping[str, float]) -> None:
         self.rates = {name: rate for name, rate in rates.items() if rate and name in trainable}
-        self.parameters = {name: at_least_float32(trainable[name].detach()) for name in self.rates}
+        self._trainable = trainable
+        self._parameters: dict[str, Tensor] = {}
         self._lengths: dict[str, float] = {}
 
     def __bool__(self) -> bool:
@@ -41,12 +43,23 @@ class Decay:
 
     def is_large(self, name: str) -> bool:
         """Whether it decays and has so many numbers that its per-example gradients are better not held for it."""
-        return name in self and self.parameters[name].numel() > _SMALL
+        return name in self.rates and self._trainable[name].numel() > _SMALL
+
+    def parameter(self, name: str) -> Tensor:
+        """theta"""
+        found = self._parameters.get(name)
+        if found is None:
+            found = self._parameters[name] = at_least_float32(self._trainable[name].detach())
+        return found
 
     def length(self, name: str) -> float:
         """|theta|"""
         if name not in self._lengths:
-            self._lengths[name] = float(torch.linalg.vector_norm(self.parameters[name], dtype=torch.float64))
+            parameter = self.parameter(name)
+            if kernels.usable(parameter):
+                self._lengths[name] = math.sqrt(kernels.square(parameter))
+            else:
+                self._lengths[name] = float(torch.linalg.vector_norm(parameter, dtype=torch.float64))
         return self._lengths[name]
 
     def square(self, name: str) -> float:
@@ -55,18 +68,12 @@ class Decay:
 
     def add_to(self, gradient: Tensor, name: str, factor: float = 1.0) -> Tensor:
         """The gradient, or a row of them, with factor * rate * theta added in place."""
-        return gradient.add_(self.parameters[name], alpha=factor * self.rates[name])
+        parameter, amount = self.parameter(name), factor * self.rates[name]
+        return gradient if kernels.add_multiple(gradient, parameter, amount) else gradient.add_(parameter, alpha=amount)
 
-    def add_beside(self, rows: Tensor, names: Sequence[str], sizes: Sequence[int]) -> Tensor:
-        """The same for several parameters side by side, [batch, all their numbers]."""
-        flat = [
-            self.parameters[name].flatten() if name in self else rows.new_zeros(size)
-            for name, size in zip(names, sizes)
-        ]
-        rates = {self.rates[name] for name in names if name in self}
-        if len(rates) == 1:
-            return rows.add_(torch.cat(flat), alpha=rates.pop())
-        return rows.add_(torch.cat([self.rates.get(name, 0.0) * part for name, part in zip(names, flat)]))
+    def of(self, name: str) -> tuple[Tensor, float] | None:
+        """The parameter and its rate, if it decays."""
+        return (self.parameter(name), self.rates[name]) if name in self.rates else None
 
 
 @dataclass(frozen=True)
@@ -84,6 +91,10 @@ class Toward:
     decay: Decay
     name: str
     outputs: Tensor | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        return self.decay.parameter(self.name)
 
     @property
     def length(self) -> float:
