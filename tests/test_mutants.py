@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-
 from mutants.catalogue import Mutant, catalogue
 
 ROOT = Path(__file__).parent.parent

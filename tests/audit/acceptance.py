@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from mutants import MUTANTS
+from broken import MUTANTS
 
 from tacit.audit import Subject, audit
 

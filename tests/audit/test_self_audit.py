@@ -5,7 +5,7 @@ Seeds are fixed, so that what passes once passes always. For another seed, an ho
 """
 
 import pytest
-from mutants import MUTANTS
+from broken import MUTANTS
 
 from tacit.audit.mechanism import attack_mechanism
 from tacit.audit.thresholds import best_of, bound_by_threshold
