@@ -89,7 +89,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
-    from benchmarks import machine
+    from benchmarks import machine, pairs
     from benchmarks.cases import cases
     from benchmarks.models import parameters_of
     from benchmarks.race import Race
@@ -123,14 +123,11 @@ def _run(options: argparse.Namespace) -> int:
                 _recall(json.loads(path.read_text()), layouts)
             else:
                 started = time.monotonic()
-                race = Race(
-                    case,
-                    rounds,
-                    seconds,
-                    options.patience,
-                    layouts,
-                    lambda s, c=case: progress.update(task, description=f"{c.name}: {s}"),
-                )
+                say = lambda s, c=case: progress.update(task, description=f"{c.name}: {s}")  # noqa: E731
+                if case.kind == "decay":
+                    contestants = pairs.run(case, seconds, options.patience, say)
+                else:
+                    contestants = Race(case, rounds, seconds, options.patience, layouts, say).run()
                 found = {
                     "kind": case.kind,
                     "network": case.network,
@@ -138,7 +135,7 @@ def _run(options: argparse.Namespace) -> int:
                     "examples": case.examples,
                     "parameters": parameters_of(case.network),
                     "machine": machine.facts(),
-                    "contestants": race.run(),
+                    "contestants": contestants,
                     "seconds": round(time.monotonic() - started),
                 }
                 path.write_text(json.dumps(found, indent=1) + "\n")

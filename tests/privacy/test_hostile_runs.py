@@ -152,3 +152,19 @@ def test_words_of_a_ledger_cannot_command_a_terminal_or_fill_it(run):
         assert "\x1b" not in str(caught.value)
         assert len(str(caught.value)) < 3000
     assert str(UserError("a\x1b[2Jb\nc")) == "a\\u001b[2Jb\\u000ac"
+
+
+def test_reading_takes_the_memory_of_the_file_not_of_the_longest_that_it_may_be(tmp_path):
+    (tmp_path / "short").write_bytes(b"four")
+    assert read_whole(tmp_path / "short", largest=2**50) == b"four"
+    with pytest.raises(OSError, match="longer than 3 bytes"):
+        read_whole(tmp_path / "short", largest=3)
+
+
+def test_a_file_that_grows_while_it_is_read_is_read_to_its_end_or_refused(tmp_path, monkeypatch):
+    (tmp_path / "growing").write_bytes(b"12345678")
+    before = os.stat_result((0o100644, 1, 1, 1, 0, 0, 4, 0, 0, 0))
+    monkeypatch.setattr("tacit.privacy.files.os.fstat", lambda handle: before)
+    assert read_whole(tmp_path / "growing", largest=8) == b"12345678"
+    with pytest.raises(OSError, match="longer than 7 bytes"):
+        read_whole(tmp_path / "growing", largest=7)

@@ -3,6 +3,7 @@
 import json
 import os
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -140,3 +141,14 @@ def test_features_in_the_cache_that_tacit_did_not_write_are_computed_again(tmp_p
     assert cached_features(path, 3) is None
     path.write_bytes(b"\x93NUMPY\x02\0" + struct.pack("<I", 2**31))
     assert cached_features(path, 3) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["a." * 10_000 + "a = 1", "[" + "a." * 10_000 + "a]", "x = {" + "a." * 500_000 + "a = 1}"]
+)
+def test_a_name_of_very_many_parts_is_refused_before_it_is_read(tmp_path, text):
+    (tmp_path / "own.toml").write_text(text)
+    began = time.process_time()
+    with pytest.raises(UserError, match="more than 100 parts"):
+        Recipe.load(tmp_path / "own.toml")
+    assert time.process_time() - began < 0.5

@@ -47,7 +47,10 @@ def read_whole(path: str | os.PathLike[str], *, largest: int) -> bytes:
     b'four'
     """
     with opened(path) as file:
-        content = file.read(largest + 1)
+        # A buffer as long as the file, not as long as it may be; and once more, should it have grown.
+        content = file.read(min(largest, os.fstat(file.fileno()).st_size) + 1)
+        while len(content) <= largest and (more := file.read(min(largest + 1 - len(content), 2**20))):
+            content += more
     if len(content) > largest:
         raise OSError(errno.EFBIG, f"it is longer than {largest} bytes")
     return content

@@ -14,6 +14,8 @@ from tacit.training.sections import WithOptions
 MOST_NESTED = 16
 """Levels of a recipe's values, of which a sound one has three: what reads them goes down level by level."""
 
+_MOST_DOTS = 100
+
 Change = tuple[list[str], str]  # where, and the text of the value
 
 _PART = r"""(?:"(?:[^"\\]|\\.)*"|'[^']*'|[^\s.='"]+)"""  # of a key: in quotes as in TOML, or bare
@@ -55,6 +57,9 @@ def toml_values(text: str, what: str) -> dict[str, Any]:
     >>> toml_values("a = [1, 2]", "the recipe")
     {'a': [1, 2]}
     """
+    if any(piece.count(".") > _MOST_DOTS for piece in re.split(r"[=,{}\[\]\n]", text)):
+        # the parser takes time with the square of their number
+        raise UserError(f"{what} has a name of more than {_MOST_DOTS} parts; no recipe has")
     try:
         values = tomllib.loads(text)
     except (ValueError, RecursionError) as error:  # a number of too many digits is not a TOMLDecodeError
