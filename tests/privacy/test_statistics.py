@@ -81,7 +81,7 @@ def test_the_noise_is_that_of_the_plan():
     assert abs(np.corrcoef(noisy.numpy())[0, 1]) < 0.03
 
 
-def test_it_is_paid_for_before_it_is_made_and_made_once():
+def test_it_is_in_the_ledger_as_no_step_and_made_once():
     ledger = Ledger.in_memory(PLAN, delta=1e-5)
     mechanism = mechanism_of(PLAN, ledger)
     summed = BoundedSum.over([torch.ones(3, 1, 2)], (1.0,))

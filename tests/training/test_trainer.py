@@ -183,7 +183,7 @@ class _InterruptAt(torch.utils.data.Dataset):
         return self.data[0][index], self.data[1][index]
 
 
-def test_an_interrupted_run_loses_no_step_and_its_sequel_draws_other_noise(tmp_path):
+def test_an_interrupted_run_loses_no_step_and_its_sequel_makes_the_rest(tmp_path):
     run = tmp_path / "run"
     trainer = trainer_of(seed=3, run_directory=run)
     with pytest.raises(Interrupted):
@@ -272,15 +272,23 @@ def test_a_damaged_checkpoint_or_a_cut_ledger_is_refused(tmp_path):
     refused("the ledger was cut")
 
 
-@pytest.mark.parametrize("lost", [1, 3])
-def test_a_refused_resumption_of_a_cut_ledger_makes_no_certificate_that_says_less(tmp_path, lost):
+@pytest.mark.parametrize(
+    ("lost", "plan", "message"),
+    [
+        (1, None, "the ledger was cut"),
+        (3, None, "the ledger was cut"),
+        (1, plan_of(sigma=9.0), "another plan"),  # the attempt takes the place of the entry that is lost
+        (3, plan_of(sigma=9.0), "another plan"),
+    ],
+)
+def test_a_refused_resumption_of_a_cut_ledger_makes_no_certificate_that_says_less(tmp_path, lost, plan, message):
     run = tmp_path / "run"
     with pytest.raises(Interrupted):
         trainer_of(run_directory=run).fit(_InterruptAt(blobs(), reads=400))
     certificate, ledger = (run / "certificate.json").read_bytes(), run / "ledger.jsonl"
     ledger.write_bytes(b"".join(ledger.read_bytes().splitlines(keepends=True)[:-lost]))
-    with pytest.raises(UserError, match="the ledger was cut"):
-        trainer_of(run_directory=run, resume=True).fit(blobs())
+    with pytest.raises(UserError, match=message):
+        trainer_of(plan, run_directory=run, resume=True).fit(blobs())
     assert (run / "certificate.json").read_bytes() == certificate
     with pytest.raises(UserError, match="belongs to another ledger"):
         verify(run)
