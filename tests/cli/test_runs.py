@@ -256,6 +256,15 @@ def test_the_recipes_for_own_data_ask_for_them(tacit, tmp_path):
     assert "--dataset FOLDER" in done.stderr
 
 
+@pytest.fixture
+def handlers():
+    """What `main` does with signals ends with the test."""
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.usefixtures("handlers")
 @pytest.mark.parametrize(
     ("raised", "status", "says"),
     [
@@ -278,6 +287,15 @@ def test_what_the_machine_lacks_is_told_in_one_sentence(monkeypatch, capsys, rai
     assert said.count("\n") == 1
 
 
+@pytest.mark.usefixtures("handlers")
+def test_who_is_terminated_says_so_as_if_by_ctrl_c(monkeypatch, capsys):
+    monkeypatch.setattr(cli, "app", lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "interrupted\n")
+
+
+@pytest.mark.usefixtures("handlers")
 def test_an_error_of_tacits_own_is_not_taken_for_one_of_the_machine(monkeypatch):
     def fails():
         raise RuntimeError("shapes do not fit")

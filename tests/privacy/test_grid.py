@@ -300,3 +300,20 @@ def test_the_last_bits_of_a_single_precision_sum_move_it_by_less_than_a_ten_thou
     assert single.numel() == 26_010
     assert 0 < float((single - move()).norm()) < most
     assert float(single.norm()) <= 1 + 1e-6
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_examples_made_for_it_move_a_single_precision_sum_by_some_thousandths_at_most(dtype):
+    """Without the first example, the others add up to just below a power of two, with it to just above, where roundings all go
+    one way. In double precision the same examples move it by C."""
+    from tacit.gradients import ClippedGradient
+
+    step = 2.0**-16
+    others = [1.0] * 255 + [0.5] + [2.0**-8 + step + step / 64, -(2.0**-8)] * 127
+    values = torch.tensor([1.0, *others], dtype=torch.float64)
+    model = torch.nn.Linear(1, 64).to(dtype)
+    gradient = ClippedGradient(model, loss=lambda outputs, targets: (outputs * targets).sum(1), clipping=Flat(1.0))
+    inputs, targets = torch.zeros(len(values), 1, dtype=dtype), (values[:, None] / 8).expand(-1, 64).to(dtype)
+    one, other = (gradient(inputs[begin:], targets[begin:]).gradients["bias"].double() for begin in (0, 1))
+    most = 2 * len(others) ** 2 * torch.finfo(dtype).eps / 2
+    assert 1 - most <= float((one - other).norm()) <= 1 + min(most, 0.01)

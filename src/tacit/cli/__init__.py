@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 import warnings
 
@@ -69,6 +70,7 @@ def _options(
 def main() -> None:
     """Run the command line: an error the user can mend is one sentence on stderr and exit status 2."""
     warnings.showwarning = _warn  # type: ignore[assignment]
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # the same as Ctrl-C: not without a word
     try:
         app()
     except UserError as error:

@@ -5,6 +5,10 @@
  * else. Examples are shared out to the threads of OpenMP, the same that PyTorch uses.
  */
 
+#ifdef __FAST_MATH__
+#error "-ffast-math lets norms pass for finite that are not; build without it"
+#endif
+
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 

@@ -4,6 +4,10 @@
  * Everything is in double precision. The series are Taylor's, with as many terms as a double can tell.
  */
 
+#ifdef __FAST_MATH__
+#error "-ffast-math takes out the rounding to the grid; build without it"
+#endif
+
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
