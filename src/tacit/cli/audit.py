@@ -46,7 +46,7 @@ def command(
     repeats: int | None = typer.Option(
         None,
         "--repeats",
-        help="Trainings with canaries, whose scores are put together: 8 for mechanism, 1 for canaries.",
+        help="Trainings with canaries, whose scores are put together: 16 for mechanism, 1 for canaries.",
     ),
     shadows: int | None = typer.Option(
         None, "--shadows", help="Trainings that lira compares with, an even number. Default: 8."
