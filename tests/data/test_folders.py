@@ -169,6 +169,16 @@ def test_a_decompression_bomb_is_named(pets, monkeypatch, limit):
         load(pets)
 
 
+def test_an_image_of_more_pixels_than_any_camera_gives_is_refused_before_it_is_decoded(pets, monkeypatch):
+    save(pets / "dog" / "bomb.png", size=(9, 9))
+    monkeypatch.setattr("tacit.data.images.MOST_PIXELS", 80)
+    monkeypatch.setattr(
+        "tacit.data.images._grey_or_rgb", lambda image: pytest.fail("decoded") if image.width == 9 else image
+    )
+    with pytest.raises(UserError, match=r"bomb\.png has more than 80 pixels"):
+        load(pets)
+
+
 def test_more_pixels_than_memory_allows_are_refused(pets, monkeypatch):
     monkeypatch.setattr("tacit.data.folders.LARGEST_ARRAY", 1000)
     with pytest.raises(UserError, match=r"data\.resize"):

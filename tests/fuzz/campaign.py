@@ -62,7 +62,7 @@ def _sessions(names: list[str], seconds: float, driver: str, seed: int) -> dict[
                 if not path.exists():
                     break
                 logs[name] = json.loads(path.read_text())
-                if not logs[name]["done"]:
+                if not logs[name]["done"] and (trouble or driver != "atheris"):
                     content = last_input(path.parent)
                     logs[name]["findings"][trouble or "the process ended early"] = {
                         "details": words,

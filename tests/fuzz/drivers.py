@@ -6,7 +6,6 @@ the one who started it finds there which.
 
 from __future__ import annotations
 
-import atexit
 import hashlib
 import json
 import mmap
@@ -126,7 +125,8 @@ class _Answer:
 
 
 def by_coverage(name: str, log: Log, seconds: float, corpus: Path, seed: int) -> None:
-    """libFuzzer, through atheris: new lines of tacit reached decide what is kept. Ends the process."""
+    """libFuzzer, through atheris: new lines of tacit reached decide what is kept. Ends the process, with status 0 when time is
+    up, and without a chance for the log to say that it is done."""
     import atheris
 
     with atheris.instrument_imports(include=["tacit", "zipfile", "tarfile", "tomllib"], enable_loader_override=False):
@@ -135,7 +135,7 @@ def by_coverage(name: str, log: Log, seconds: float, corpus: Path, seed: int) ->
         target = target_of(name)
     for number, content in enumerate(target.seeds()):
         (corpus / f"seed-{number}").write_bytes(content)
-    words = log.folder / "words"
+    words = log.folder / "words"  # libFuzzer refuses a dictionary without any
     words.write_text("".join('"' + "".join(f"\\x{byte:02x}" for byte in word[:60]) + '"\n' for word in target.tokens))
     chance = random.Random(seed)
 
@@ -157,8 +157,8 @@ def by_coverage(name: str, log: Log, seconds: float, corpus: Path, seed: int) ->
         f"-max_len={LONGEST}",
         f"-seed={seed or 1}",
     ]
+    arguments += [f"-dict={words}"] if target.tokens else []
     arguments += [
-        f"-dict={words}",
         "-rss_limit_mb=0",
         f"-timeout={int(10 * target.seconds)}",
         "-verbosity=0",
@@ -169,10 +169,4 @@ def by_coverage(name: str, log: Log, seconds: float, corpus: Path, seed: int) ->
     warmed(target.run, target.seeds())
     limit_address_space()
     log.begin()
-    atexit.register(_end, log)
     atheris.Fuzz()
-
-
-def _end(log: Log) -> None:
-    log.done = True
-    log.write()

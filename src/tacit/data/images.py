@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 LARGEST_FILE = 2**28
+MOST_PIXELS = 2**26
+"""Of one image, at up to a dozen bytes a pixel while it is decoded. More than cameras give: however few bytes a file has, it may
+say that it has so many."""
 MOST_SCANS = 100
 """Of a progressive JPEG, which has ten as a rule: each goes over all pixels anew, however few bytes it has."""
 
@@ -70,11 +73,13 @@ def decode_image(content: bytes, name: str, *, resize: tuple[int, int] | None = 
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as opened:
-                image = _grey_or_rgb(ImageOps.exif_transpose(opened))
+                if opened.width * opened.height > MOST_PIXELS:
+                    raise Image.DecompressionBombError
+                ImageOps.exif_transpose(opened, in_place=True)  # a copy would take as much once more
+                image = _grey_or_rgb(opened)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
-        raise UserError(
-            f"{name} has more than {Image.MAX_IMAGE_PIXELS} pixels; remove it or save it smaller"
-        ) from error
+        most = min(MOST_PIXELS, Image.MAX_IMAGE_PIXELS or MOST_PIXELS)
+        raise UserError(f"{name} has more than {most} pixels; remove it or save it smaller") from error
     except Exception as error:  # A damaged file makes Pillow's decoders raise errors of many kinds.
         reason = str(error).replace("\n", " ").rstrip(".")[:200] or type(error).__name__
         if "cannot identify" in reason:
@@ -134,4 +139,8 @@ def _grey_or_rgb(image: Image.Image) -> Image.Image:
         return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
     if image.mode == "P":
         image = image.convert("RGBA")  # Pillow warns about a palette with transparency that goes straight to RGB.
-    return image.convert("L" if image.mode in ("1", "L", "LA", "La") else "RGB")
+    mode = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
+    if image.mode != mode:
+        return image.convert(mode)
+    image.load()
+    return image
