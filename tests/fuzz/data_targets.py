@@ -252,7 +252,7 @@ def folder(content: bytes) -> None:
             continue
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-        except (FileExistsError, NotADirectoryError):  # there is a file in the place of its folder
+        except OSError:  # there is a file in the place of its folder, or a link to itself
             continue
         links = {200: path.name, 201: "..", 202: "/dev/zero", 203: "nowhere", 204: "../a", 205: "/", 206: str(root)}
         if what in links:
