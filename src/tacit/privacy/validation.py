@@ -29,9 +29,12 @@ class UserError(ValueError):
     """
 
     def __init__(self, sentence: str) -> None:
-        half = LONGEST_SENTENCE // 2
-        short = sentence if len(sentence) <= LONGEST_SENTENCE else f"{sentence[:half]} ... {sentence[-half:]}"
-        super().__init__(visible(short))
+        super().__init__(_shortened(visible(_shortened(sentence))))  # what is made visible is longer
+
+
+def _shortened(sentence: str) -> str:
+    half = LONGEST_SENTENCE // 2
+    return sentence if len(sentence) <= LONGEST_SENTENCE else f"{sentence[:half]} ... {sentence[-half:]}"
 
 
 def visible(text: str) -> str:
