@@ -47,7 +47,7 @@ class Finding:
 
 def tried(run: Callable[[bytes], None], content: bytes, seconds: float = SECONDS) -> Finding | None:
     """What came of one input: None if it was read, or refused in a sentence."""
-    before = _most_held()
+    before = most_held()
     begun = time.process_time()
     try:
         with _alarm(seconds), warnings.catch_warnings():
@@ -64,7 +64,7 @@ def tried(run: Callable[[bytes], None], content: bytes, seconds: float = SECONDS
         raise
     except BaseException as error:
         return _finding(type(error).__name__, error)
-    grown = _most_held() - before
+    grown = most_held() - before
     if grown > MEMORY:
         return Finding("memory", "", f"{grown} bytes for an input of {len(content)}")
     taken = time.process_time() - begun  # an alarm waits while C code runs
@@ -104,7 +104,7 @@ def _alarm(seconds: float) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _most_held() -> int:
+def most_held() -> int:
     """The most memory that this process ever held, in bytes."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
