@@ -207,7 +207,7 @@ def load_key(path: str | os.PathLike[str], passphrase: Callable[[], str] | None 
 
     *Guarantee.* An Ed25519 key, or a `UserError` that says what the file is instead. What it says holds nothing of the key.
     """
-    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.exceptions import InternalError, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
@@ -230,9 +230,9 @@ def load_key(path: str | os.PathLike[str], passphrase: Callable[[], str] | None 
         given = passphrase().encode()
         try:
             key = load_pem_private_key(pem, given)
-        except (ValueError, TypeError, UnsupportedAlgorithm):
+        except (ValueError, TypeError, UnsupportedAlgorithm, InternalError):
             raise UserError(f"{path} cannot be opened: the passphrase is wrong, or the file is damaged") from None
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, UnsupportedAlgorithm, InternalError):  # the last of keys that OpenSSL chokes on
         raise UserError(f"{path} is not a private key in PEM; make one with `tacit sign --new-key KEY.pem`") from None
     if not isinstance(key, Ed25519PrivateKey):
         kind = type(key).__name__.removesuffix("PrivateKey").lstrip("_")
@@ -260,7 +260,7 @@ def public_key_of(text: str) -> str:
     >>> public_key_of("3B6A27BCCEB6A42D62A3A8D02A6F0D73653215771DE243A63AC048A18B59DA29")[:16]
     '3b6a27bcceb6a42d'
     """
-    from cryptography.exceptions import UnsupportedAlgorithm
+    from cryptography.exceptions import InternalError, UnsupportedAlgorithm
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
     from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
@@ -277,7 +277,7 @@ def public_key_of(text: str) -> str:
         raise UserError(f"{text} holds a private key, which must stay with its owner; {wanted}")
     try:
         key = load_pem_public_key(pem)
-    except (ValueError, UnsupportedAlgorithm):
+    except (ValueError, UnsupportedAlgorithm, InternalError):  # the last of keys that OpenSSL chokes on
         raise UserError(f"{text} holds no public key; {wanted}") from None
     if not isinstance(key, Ed25519PublicKey):
         raise UserError(f"{text} is a key of another kind; only Ed25519 signs certificates")

@@ -332,10 +332,10 @@ def _factor(epsilon: float) -> str:
 def _probability(delta: float) -> str:
     """A small probability in words, rounded up.
 
-    >>> _probability(1e-5), _probability(3e-5), _probability(0.3)
-    ('0.00001 (1 in 100,000)', '0.00003 (1 in 33,333)', '0.3 (1 in 3)')
+    >>> _probability(1e-5), _probability(3e-5), _probability(0.3), _probability(1e-320)
+    ('0.00001 (1 in 100,000)', '0.00003 (1 in 33,333)', '0.3 (1 in 3)', '1e-320')
     """
-    inverse = math.floor(1 / delta + 1e-9)
+    inverse = math.floor(1 / delta + 1e-9) if delta > 1e-300 else 0  # below, it is no number
     return f"{_decimal(delta)} (1 in {inverse:,})" if inverse > 1 else _decimal(delta)
 
 
