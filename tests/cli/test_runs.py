@@ -272,6 +272,11 @@ def handlers():
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "tacit: there is not enough memory; "),
         (OSError(errno.EIO, "Input/output error", "x"), 2, "tacit: Input/output error (x); "),
         (KeyboardInterrupt(), 130, "interrupted"),
+        (
+            type("PanicException", (BaseException,), {"__module__": "pyo3_runtime"})(),
+            2,
+            "tacit: a library stopped midway",
+        ),
     ],
 )
 def test_what_the_machine_lacks_is_told_in_one_sentence(monkeypatch, capsys, raised, status, says):

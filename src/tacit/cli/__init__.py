@@ -87,6 +87,13 @@ def main() -> None:
         if sentence is None:
             raise
         sys.exit(_complain(sentence))
+    except BaseException as error:
+        if (
+            type(error).__module__ != "pyo3_runtime"
+        ):  # how a library in Rust ends that was interrupted while it was loaded
+            raise
+        sentence = "a library stopped midway: interrupted, or out of memory; try again"
+        sys.exit(_complain(f"{sentence} (a run that had begun goes on with --resume)"))
 
 
 def _of_the_machine(error: Exception) -> str | None:
