@@ -24,6 +24,7 @@ RESULTS = HERE.parent.parent / "results" / "trust" / "fuzz.json"
 _GRACE = (
     90.0  # seconds beyond its time that a session may take: to import torch, and for an input that takes its own time
 )
+_LATE = 10.0  # seconds that the last line of a log may be older than the end of its session
 _MOST_TRIES = 400  # of making a finding smaller
 
 
@@ -62,7 +63,8 @@ def _sessions(names: list[str], seconds: float, driver: str, seed: int) -> dict[
                 if not path.exists():
                     break
                 logs[name] = json.loads(path.read_text())
-                if not logs[name]["done"] and (trouble or driver != "atheris"):
+                in_time = driver == "atheris" and not trouble and logs[name]["seconds"] > seconds - _LATE
+                if not logs[name]["done"] and not in_time:
                     content = last_input(path.parent)
                     logs[name]["findings"][trouble or "the process ended early"] = {
                         "details": words,

@@ -19,7 +19,7 @@ SECONDS = 5.0
 """Of the processor that one input may take, of a target that does not say otherwise: the parsers need milliseconds for theirs."""
 PATIENCE = 24.0
 """How many times as long it may take by the clock, on a machine that has other work, until it is taken to wait for something."""
-MEMORY = 2**30
+MEMORY = 2**29
 """Bytes by which one input, of at most a few thousand bytes, may raise the most that the process ever held."""
 ADDRESS_SPACE = 2**32
 """Bytes that a campaign may have beyond those it has when it begins: 4 GiB."""

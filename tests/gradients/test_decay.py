@@ -214,12 +214,6 @@ def test_the_norm_of_what_decay_almost_cancels_is_not_too_small(
         adding.take("weight", [found])
         _, norms = adding.finish()
         exact = rule(layer, inputs, gradients)["weight"].per_example().double() + layer.weight.detach().double()
-        if compiled and way == "held":  # sums that begin with the decay round otherwise, and are what is added up
-            assert found.held is not None
-            add = found.held()[1]
-            made = torch.stack([add(one) for one in torch.eye(4)]).double()
-            assert float((made - exact).abs().max()) <= 1e-5 * float(exact.abs().max())
-            exact = made
         assert (norms[:, 0].double() >= exact.flatten(1).norm(dim=1) * (1 - 1e-6)).all()
         assert float(norms[2, 0]) <= 0.06 * decay.length("weight"), "nor much too large"
 

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".png", ".jpg", ".jpeg")
 LARGEST_FILE = 2**28
-MOST_PIXELS = 2**26
-"""Of one image, at up to a dozen bytes a pixel while it is decoded. More than cameras give: however few bytes a file has, it may
+MOST_PIXELS = 62_000_000
+"""Of one image, at up to eight bytes a pixel while it is decoded. As many as cameras give: however few bytes a file has, it may
 say that it has so many."""
+_STRIP = 2**20  # pixels that are taken out of an image at a time
 MOST_SCANS = 100
 """Of a progressive JPEG, which has ten as a rule: each goes over all pixels anew, however few bytes it has."""
 
@@ -75,7 +76,8 @@ def decode_image(content: bytes, name: str, *, resize: tuple[int, int] | None = 
             with Image.open(io.BytesIO(content), formats=("PNG", "JPEG")) as opened:
                 if opened.width * opened.height > MOST_PIXELS:
                     raise Image.DecompressionBombError
-                ImageOps.exif_transpose(opened, in_place=True)  # a copy would take as much once more
+                # no copy is held beside the image that it is of
+                ImageOps.exif_transpose(opened, in_place=True)
                 image = _grey_or_rgb(opened)
     except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
         most = min(MOST_PIXELS, Image.MAX_IMAGE_PIXELS or MOST_PIXELS)
@@ -87,8 +89,17 @@ def decode_image(content: bytes, name: str, *, resize: tuple[int, int] | None = 
         raise UserError(f"{name} cannot be read as a PNG or JPEG image ({reason}); repair or remove it") from error
     if resize is not None:
         image = image.resize((resize[1], resize[0]), Image.Resampling.BILINEAR)
-    pixels = np.asarray(image)
-    return pixels[None] if pixels.ndim == 2 else np.ascontiguousarray(pixels.transpose(2, 0, 1))
+    return _pixels(image)
+
+
+def _pixels(image: Image.Image) -> np.ndarray:
+    """[channels, height, width], some rows at a time: all of them at once would be held three times."""
+    rows = max(1, _STRIP // image.width)
+    pixels = np.empty((len(image.getbands()), image.height, image.width), dtype=np.uint8)
+    for top in range(0, image.height, rows):
+        strip = np.asarray(image.crop((0, top, image.width, min(top + rows, image.height))))
+        pixels[:, top : top + rows] = strip if strip.ndim == 2 else strip.transpose(2, 0, 1)
+    return pixels
 
 
 def resize_images(images: np.ndarray, size: tuple[int, int]) -> np.ndarray:
@@ -132,15 +143,23 @@ def check_resize(value: int | Sequence[int] | None) -> tuple[int, int] | None:
 
 
 def _grey_or_rgb(image: Image.Image) -> Image.Image:
+    """The image, or one made from it, which is then closed."""
     from PIL import Image
 
+    image.load()
     if image.mode.startswith("I"):
         # Pillow clips 16-bit greys when it converts them; shift them instead.
-        return Image.fromarray((np.asarray(image) >> 8).clip(0, 255).astype(np.uint8))
+        greys = np.array(image)
+        image.close()
+        np.clip(np.right_shift(greys, 8, out=greys), 0, 255, out=greys)
+        return Image.fromarray(greys.astype(np.uint8))
     if image.mode == "P":
-        image = image.convert("RGBA")  # Pillow warns about a palette with transparency that goes straight to RGB.
+        image = _converted(image, "RGBA")  # Pillow warns about a palette with transparency that goes straight to RGB.
     mode = "L" if image.mode in ("1", "L", "LA", "La") else "RGB"
-    if image.mode != mode:
-        return image.convert(mode)
-    image.load()
-    return image
+    return image if image.mode == mode else _converted(image, mode)
+
+
+def _converted(image: Image.Image, mode: str) -> Image.Image:
+    converted = image.convert(mode)
+    image.close()
+    return converted

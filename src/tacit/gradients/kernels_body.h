@@ -22,7 +22,7 @@ typedef struct {
     int by_row;                             /* whether sums belong to the rows m (a vector each) or to the columns n of c */
     float *squares, *totals, *along;        /* NULL: nothing is gathered, or only squares */
     const float *direction;
-    const float *added;                     /* what a sum begins with instead of 0, which costs no more; or NULL */
+    const float *added;                     /* to the complete sum, before anything is gathered of it; NULL: nothing */
 } NAME(ends);
 
 TARGET static inline __attribute__((always_inline)) void NAME(tile)(
@@ -32,12 +32,7 @@ TARGET static inline __attribute__((always_inline)) void NAME(tile)(
     VECTOR sum[ROWS][3];
     for (int m = 0; m < height; m++)
         for (int n = 0; n < width; n++)
-            if (!ends->begin)
-                sum[m][n] = *(const VECTOR *)(c + m * c_row + n * LANES);
-            else if (ends->added)
-                sum[m][n] = *(const VECTOR *)(ends->added + direction_at + m * direction_row + n * LANES);
-            else
-                sum[m][n] = (VECTOR){0};
+            sum[m][n] = ends->begin ? (VECTOR){0} : *(const VECTOR *)(c + m * c_row + n * LANES);
     for (long i = 0; i < walk->rows; i++) {
         const float *ap = a + i * walk->a_row, *bp = b + i * walk->b_row;
         for (long j = 0; j < walk->columns; j++, ap += walk->a_column, bp += walk->b_column) {
@@ -49,6 +44,10 @@ TARGET static inline __attribute__((always_inline)) void NAME(tile)(
                     sum[m][n] += ap[m] * right[n];
         }
     }
+    if (ends->added)
+        for (int m = 0; m < height; m++)
+            for (int n = 0; n < width; n++)
+                sum[m][n] += *(const VECTOR *)(ends->added + direction_at + m * direction_row + n * LANES);
     for (int m = 0; m < height; m++)
         for (int n = 0; n < width; n++)
             *(VECTOR *)(c + m * c_row + n * LANES) = sum[m][n];
@@ -130,9 +129,11 @@ TARGET static void NAME(conv_example)(const Conv *s, const float *x, const float
         const float *image = padded_rows(s, x + view * s->height * s->width * s->in, first * s->stride_height,
                                          (rows - 1) * s->stride_height + s->kernel_height, pixel_rows);
         const int last = part + 1 == parts;
-        NAME(ends) ends = {.begin = part == 0, .added = s->added};
-        if (last)
+        NAME(ends) ends = {.begin = part == 0};
+        if (last) {
             ends.squares = gathered;
+            ends.added = s->added;
+        }
         if (last && direction) {
             ends.totals = gathered + wide;
             ends.along = gathered + 2 * wide;
@@ -205,9 +206,11 @@ TARGET static void NAME(conv_example_across)(const Conv *s, const float *x, cons
                                          (rows - 1) * s->stride_height + s->kernel_height, pixel_rows);
         const float *from = g + (view * s->rows + first) * s->columns * out;
         const int last = part + 1 == parts;
-        NAME(ends) ends = {.begin = part == 0, .by_row = 1, .added = s->added};
-        if (last)
+        NAME(ends) ends = {.begin = part == 0, .by_row = 1};
+        if (last) {
             ends.squares = gathered;
+            ends.added = s->added;
+        }
         if (last && direction) {
             ends.totals = gathered + out * LANES;
             ends.along = gathered + 2 * out * LANES;
@@ -510,20 +513,24 @@ TARGET static void NAME(layer_norm_example)(const Norm *s, const float *x, const
     }
 }
 
+/* The sum of the squares of so many numbers, in double precision. */
+TARGET static double NAME(square)(const float *x, long count)
+{
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (long k = 0; k < count; k++)
+        sum += (double)x[k] * x[k];
+    return sum;
+}
+
 /* Of one product g a^T: |a|^2, |g|^2, and, if the output y = W a + b is given, <g, y - b>. */
 TARGET static void NAME(outer_example)(const float *a, long in, const float *g, long out, const float *y, const float *bias,
                                        double *sums)
 {
-    double inputs = 0, gradients = 0, along = 0;
-#pragma omp simd reduction(+ : inputs)
-    for (long k = 0; k < in; k++)
-        inputs += (double)a[k] * a[k];
-#pragma omp simd reduction(+ : gradients)
-    for (long k = 0; k < out; k++)
-        gradients += (double)g[k] * g[k];
+    double along = 0;
     for (long k = 0; y && k < out; k++)
         along += g[k] * ((double)y[k] - (bias ? bias[k] : 0));
-    sums[0] = inputs, sums[1] = gradients, sums[2] = along;
+    sums[0] = NAME(square)(a, in), sums[1] = NAME(square)(g, out), sums[2] = along;
 }
 
 /* to = from + rate * more (nothing more if NULL), and the sum of the squares of what is written, in double precision. */
@@ -535,16 +542,6 @@ TARGET static double NAME(beside)(const float *from, const float *more, float ra
         to[k] = more ? from[k] + rate * more[k] : from[k];
         sum += (double)to[k] * to[k];
     }
-    return sum;
-}
-
-/* The sum of the squares of so many numbers, in double precision. */
-TARGET static double NAME(square)(const float *x, long count)
-{
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (long k = 0; k < count; k++)
-        sum += (double)x[k] * x[k];
     return sum;
 }
 
