@@ -301,6 +301,16 @@ def test_who_is_terminated_says_so_as_if_by_ctrl_c(monkeypatch, capsys):
 
 
 @pytest.mark.usefixtures("handlers")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_command_that_is_interrupted_where_it_expects_nothing_says_so(monkeypatch, capsys, number):
+    monkeypatch.setattr("tacit.training.recipe.named_recipes", lambda: signal.raise_signal(number))
+    monkeypatch.setattr(sys, "argv", ["tacit", "recipes"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert (ended.value.code, capsys.readouterr().err) == (130, "interrupted\n")
+
+
+@pytest.mark.usefixtures("handlers")
 def test_an_error_of_tacits_own_is_not_taken_for_one_of_the_machine(monkeypatch):
     def fails():
         raise RuntimeError("shapes do not fit")

@@ -7,8 +7,10 @@ import os
 import signal
 import sys
 import warnings
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 from tacit.cli import (
     account,
@@ -39,8 +41,21 @@ _OF_THE_DISK = (
 # what PyTorch, the operating system and its loader of libraries say of it
 _OF_MEMORY = ("out of memory", "not enough memory", "allocate memory", "failed to map segment")
 
+
+class _Commands(TyperGroup):
+    """Typer ends a command that is interrupted without a word; here it says so."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("interrupted", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="tacit",
+    cls=_Commands,
     help="Train accurate classifiers under differential privacy, and show what is guaranteed.\n\n"
     "Start with `tacit train`: it trains on the embedded digits and writes a certificate.",
     no_args_is_help=True,
