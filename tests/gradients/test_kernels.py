@@ -187,29 +187,105 @@ def test_what_is_not_finite_among_small_gradients_shows_in_its_norm_alone(instru
     assert squares[[0, 2]].tolist() == [5 + 40 * 1.5**2] * 2
 
 
-@pytest.mark.parametrize("count", [1, 15, 16, 1 << 14, (1 << 14) + 1, 200_003])
-def test_lengths_and_multiples_of_rows_of_numbers(instructions: str, count: int) -> None:
+@pytest.mark.parametrize("count", [1, 15, 16, 31, 32, 33, 1 << 14, (1 << 14) + 1, 200_003])
+def test_lengths_of_rows_of_numbers(instructions: str, count: int) -> None:
     torch.manual_seed(0)
-    numbers, to = torch.randn(count), torch.randn(count)
+    numbers = torch.randn(count)
     exact = float(numbers.double().square().sum())
     assert kernels.square(numbers) == pytest.approx(exact, rel=1e-13)
-    expected = to + 0.3 * numbers
-    assert kernels.add_multiple(to, numbers, 0.3)
-    torch.testing.assert_close(to, expected, rtol=1e-6, atol=1e-6)
     numbers[count // 2] = float("nan")
     assert math.isnan(kernels.square(numbers))
 
 
-def test_multiples_are_not_added_where_numbers_lie_in_another_order() -> None:
-    to, more = torch.zeros(2, 3, 4, 4), torch.randn(2, 3, 4, 4)
-    assert not kernels.add_multiple(to, more.contiguous(memory_format=torch.channels_last), 1.0)
-    assert not kernels.add_multiple(to[:, :2], more[:, :2], 1.0)
-    assert not kernels.add_multiple(to.double(), more.double(), 1.0)
-    assert not to.any()
-    turned = to.contiguous(memory_format=torch.channels_last)
-    assert kernels.add_multiple(turned, more.contiguous(memory_format=torch.channels_last), 1.0)
-    assert torch.equal(turned, more)
-    assert kernels.square(more[:, ::2]) == pytest.approx(float(more[:, ::2].double().square().sum()), rel=1e-13)
+def test_lengths_where_numbers_do_not_lie_side_by_side(instructions: str) -> None:
+    numbers = torch.randn(2, 3, 4, 4)
+    assert kernels.square(numbers[:, ::2]) == pytest.approx(float(numbers[:, ::2].double().square().sum()), rel=1e-13)
+
+
+def embedded(
+    rows: int, width: int, batch: int, positions: int, padding: int | None
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Tokens, output gradients, a table, and each example's gradient of it in double precision."""
+    torch.manual_seed(0)
+    tokens, g = torch.randint(rows, (batch, positions)), torch.randn(batch, positions, width)
+    exact = torch.zeros(batch, rows, width, dtype=torch.float64)
+    for i in range(batch):
+        for t in range(positions):
+            if tokens[i, t] != padding:
+                exact[i, tokens[i, t]] += g[i, t].double()
+    return tokens, g, torch.randn(rows, width), exact
+
+
+@SLOW
+@given(
+    rows=st.integers(1, 40),
+    width=st.integers(1, 70),
+    batch=st.integers(1, 9),
+    positions=st.integers(1, 20),
+    padded=st.booleans(),
+    rate=st.sampled_from([0.0, 0.01, 3.0]),
+    threads=st.integers(1, 3),
+)
+def test_gradients_of_an_embedding(
+    instructions: str, rows: int, width: int, batch: int, positions: int, padded: bool, rate: float, threads: int
+) -> None:
+    """Sums by example and token, their norms with decay, and what is added up."""
+    padding = rows // 2 if padded else None
+    tokens, g, table, exact = embedded(rows, width, batch, positions, padding)
+    exact = exact + rate * table.double()
+    factors = torch.rand(batch)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = kernels.embedding_sums(tokens, g, table, padding, rate)
+        added = found.weighted_sum(factors)
+    finally:
+        torch.set_num_threads(before)
+    torch.testing.assert_close(found.norms, exact.square().sum(dim=(1, 2)), rtol=2e-6, atol=1e-9)
+    expected = (factors.double()[:, None, None] * exact).sum(dim=0)
+    torch.testing.assert_close(added.double(), expected, rtol=1e-5, atol=1e-5 * (1 + rate) * batch)
+
+
+@pytest.mark.parametrize("rate", [0.5, 1e-3])
+def test_an_embedding_whose_gradient_and_decay_cancel(instructions: str, rate: float) -> None:
+    """The norm is never below that of what is added up for an example alone."""
+    torch.manual_seed(0)
+    table, tokens = torch.randn(30, 20), torch.arange(30).repeat(4, 1)
+    g = (-rate * table).repeat(4, 1, 1)
+    g[1] += 1e-6 * torch.randn(30, 20)
+    g[2, 3, 4] += 1e-3
+    g[3] *= 1 + 1e-5
+    found = kernels.embedding_sums(tokens, g, table, None, rate)
+    for i in range(4):
+        alone = kernels.embedding_sums(tokens[i : i + 1], g[i : i + 1], table, None, rate)
+        exact = float((alone.sums[0].double() + rate * table.double()).square().sum())
+        assert float(found.norms[i]) >= exact
+        assert float(found.norms[i]) <= exact + 1e-10 * rate**2 * float(table.double().square().sum())
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("rate", [0.0, 0.5])
+def test_what_is_not_finite_in_an_embedding_shows_in_its_norm_alone(instructions: str, bad: float, rate: float) -> None:
+    tokens, g, table, _ = embedded(6, 20, 4, 5, 0)
+    before = kernels.embedding_sums(tokens, g, table, 0, rate)
+    g[1][tokens[1] != 0] = bad
+    g[2][tokens[2] == 0] = bad  # the padding row has no gradient
+    after = kernels.embedding_sums(tokens, g, table, 0, rate)
+    assert not after.norms[1].isfinite()
+    assert torch.equal(after.norms[[0, 2, 3]], before.norms[[0, 2, 3]])
+
+
+def test_an_example_of_padding_alone_adds_nothing(instructions: str) -> None:
+    tokens, g = torch.tensor([[2, 2, 2], [0, 1, 2]]), torch.randn(2, 3, 5)
+    found = kernels.embedding_sums(tokens, g, torch.ones(3, 5), 2)
+    assert found.norms[0] == 0
+    assert not found.weighted_sum(torch.tensor([1.0, 0.0])).any()
+
+
+@pytest.mark.parametrize("token", [-1, 3, 2**40])
+def test_tokens_outside_the_table_are_refused(instructions: str, token: int) -> None:
+    with pytest.raises(IndexError, match="not in the table"):
+        kernels.embedding_sums(torch.tensor([[0, token]]), torch.ones(1, 2, 4), torch.ones(3, 4))
 
 
 @SLOW

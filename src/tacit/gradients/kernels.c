@@ -15,7 +15,9 @@
 #ifdef __linux__
 #include <malloc.h>
 #endif
+#include <float.h>
 #include <math.h>
+#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -33,6 +35,11 @@ typedef struct {
     long batch, positions, channels, groups;
     double eps;
 } Norm;
+
+typedef struct {
+    long batch, positions, width, rows;     /* examples, tokens of each; the table: how many tokens there are, and numbers for each */
+    long padding;                           /* the token that has no gradient, or -1 */
+} Tokens;
 
 static inline long round_up(long value, long multiple)
 {
@@ -105,8 +112,11 @@ static const float *padded_rows(const Conv *s, const float *x, long first, long 
 typedef void (*ConvExample)(const Conv *, const float *, const float *, const float *, float *, float *, float *);
 typedef void (*NormExample)(const Norm *, const float *, const float *, const float *, float *, float *, float *, double *);
 typedef void (*OuterExample)(const float *, long, const float *, long, const float *, const float *, double *);
-typedef double (*Beside)(const float *, const float *, float, float *, long);
+typedef void (*Beside)(const float *, const float *, float, float *, long);
 typedef double (*Square)(const float *, long);
+typedef double (*Inner)(const float *, const float *, long);
+typedef long (*Gather)(const Tokens *, long, const int64_t *, const float *, float *, int64_t *, long *);
+typedef void (*Scatter)(const Tokens *, const float *, const int64_t *, const float *, const float *, float, long, long, float *);
 typedef double (*GhostExample)(const Conv *, const float *, const float *, const float *, const float *, float *, double *, float *);
 
 typedef struct {
@@ -117,11 +127,14 @@ typedef struct {
     OuterExample outer;
     Beside beside;
     Square square;
+    Inner inner;
+    Gather gather;
+    Scatter scatter;
 } Version;
 
 #define VERSION(set) \
     {#set, conv_example_##set, conv_example_across_##set, ghost_example_##set, norm_example_##set, layer_norm_example_##set, \
-     outer_example_##set, beside_##set, square_##set}
+     outer_example_##set, beside_##set, square_##set, inner_##set, gather_##set, scatter_##set}
 static const Version versions[] = {
     VERSION(any),
 #if defined(__x86_64__)
@@ -182,22 +195,47 @@ static double squared_norm(const float *sums, const double *k, long out, double 
     return isfinite(norm) && isfinite(size) ? (norm > 0 ? norm : 0) + allowance * size : INFINITY;
 }
 
+/* Four rows of four numbers, as columns: to[j][i] = by * from[i][j]. */
+static inline void turn_four(const float *from, long from_row, float by, float *to, long to_row)
+{
+    typedef float quad __attribute__((vector_size(16), aligned(4)));
+    typedef int order __attribute__((vector_size(16)));
+    const quad a = by * *(const quad *)from, b = by * *(const quad *)(from + from_row);
+    const quad c = by * *(const quad *)(from + 2 * from_row), d = by * *(const quad *)(from + 3 * from_row);
+    const quad ab = __builtin_shuffle(a, b, (order){0, 4, 1, 5}), cd = __builtin_shuffle(c, d, (order){0, 4, 1, 5});
+    const quad more_ab = __builtin_shuffle(a, b, (order){2, 6, 3, 7}), more_cd = __builtin_shuffle(c, d, (order){2, 6, 3, 7});
+    *(quad *)to = __builtin_shuffle(ab, cd, (order){0, 1, 4, 5});
+    *(quad *)(to + to_row) = __builtin_shuffle(ab, cd, (order){2, 3, 6, 7});
+    *(quad *)(to + 2 * to_row) = __builtin_shuffle(more_ab, more_cd, (order){0, 1, 4, 5});
+    *(quad *)(to + 3 * to_row) = __builtin_shuffle(more_ab, more_cd, (order){2, 3, 6, 7});
+}
+
 /* A weight [out][kernel] times a rate, in the order in which `conv_gradients` works: as it is if across, else [kernel][out, up to whole
- * vectors]. Called by every thread of a team, which share it out. */
+ * vectors]. Neither lies in a cache when it begins: lines are asked for before they are needed. */
 static void lay_out(const float *weight, long out, long kernel, double rate, int across, float *to)
 {
-    const long wide = round_up(out, WIDEST);
+    enum { LINE = 16 };
+    const float by = (float)rate;
+    const long wide = round_up(out, WIDEST), rows = out / 4 * 4, columns = kernel / 4 * 4;
     if (across) {
-#pragma omp for
         for (long i = 0; i < out * kernel; i++)
-            to[i] = (float)rate * weight[i];
+            to[i] = by * weight[i];
         return;
     }
-#pragma omp for collapse(2)
-    for (long first = 0; first < wide; first += WIDEST)  /* so many channels' lines stay in the cache */
-        for (long k = 0; k < kernel; k++)
-            for (long c = first; c < first + WIDEST; c++)
-                to[k * wide + c] = c < out ? (float)rate * weight[c * kernel + k] : 0;
+    for (long first = 0; first < kernel; first += LINE) {
+        const long end = first + LINE < kernel ? first + LINE : kernel, next = end + LINE < kernel ? end + LINE : kernel;
+        for (long k = first ? end : 0; k < next; k++)
+            for (long c = 0; c < wide; c += LINE)
+                __builtin_prefetch(to + k * wide + c, 1);
+        for (long c = 0; c < out && end < kernel; c++)
+            __builtin_prefetch(weight + c * kernel + end);
+        for (long c = 0; c < rows; c += 4)
+            for (long k = first; k + 4 <= end; k += 4)
+                turn_four(weight + c * kernel + k, kernel, by, to + k * wide + c, wide);
+        for (long k = first; k < end; k++)
+            for (long c = k < columns ? rows : 0; c < wide; c++)
+                to[k * wide + c] = c < out ? by * weight[c * kernel + k] : 0;
+    }
 }
 
 static PyObject *conv_gradients(PyObject *self, PyObject *args)
@@ -220,30 +258,29 @@ static PyObject *conv_gradients(PyObject *self, PyObject *args)
     const long kernel = s.kernel_height * s.kernel_width * s.in, wide = round_up(s.out, WIDEST);
     const long block = block_rows(s.rows, s.columns);
     const ConvExample example = across ? chosen.conv_across : chosen.conv;
-    float *added = weight_at ? scratch_of(kernel * wide) : NULL;
-    s.added = added;
     const long floats = 4 * wide * (across ? WIDEST : 1) + block * s.columns * 2 * WIDEST + kernel * wide +
                         ((block - 1) * s.stride_height + s.kernel_height) * s.padded_width * s.in + WIDEST;
     const long images = s.views * s.height * s.width * s.in, maps = s.views * s.rows * s.columns * s.out;
     const long sum = (direction ? 4 : 2) * s.out;
-    int failed = weight_at && !added;
+    int failed = 0;
     Py_BEGIN_ALLOW_THREADS
-#pragma omp parallel num_threads(threads) reduction(| : failed)
+#pragma omp parallel num_threads(threads) firstprivate(s) reduction(| : failed)
     {
-        float *scratch = scratch_of(floats);
-        failed |= scratch == NULL;
-        if (added)
+        float *scratch = scratch_of(floats), *added = weight_at ? scratch_of(kernel * wide) : NULL;
+        failed |= !scratch || (weight_at && !added);
+        if (added)  /* one for each thread: to wait for one another costs more */
             lay_out((const float *)weight_at, s.out, kernel, rate, across, added);
+        s.added = added;
 #pragma omp for schedule(dynamic)
         for (long i = 0; i < s.batch; i++)
-            if (scratch) {
+            if (!failed) {
                 example(&s, x + i * images, g + i * maps, direction, gradient + i * kernel * s.out, sums + i * sum, scratch);
                 norms[i] = squared_norm(sums + i * sum, coefficients, s.out, allowance);
             }
+        free(added);
         free(scratch);
     }
     Py_END_ALLOW_THREADS
-    free(added);
     if (failed)
         return PyErr_NoMemory();
     Py_RETURN_NONE;
@@ -272,7 +309,7 @@ static PyObject *conv_norms(PyObject *self, PyObject *args)
     const GhostExample example = chosen.ghost;
     int failed = 0;
     Py_BEGIN_ALLOW_THREADS
-#pragma omp parallel num_threads(threads) reduction(| : failed)
+#pragma omp parallel num_threads(threads) firstprivate(s) reduction(| : failed)
     {
         float *scratch = scratch_of(floats);
         failed |= scratch == NULL;
@@ -308,7 +345,7 @@ static PyObject *norm_gradients(PyObject *self, PyObject *args)
     const NormExample example = s.groups ? chosen.norm : chosen.layer_norm;
     int failed = 0;
     Py_BEGIN_ALLOW_THREADS
-#pragma omp parallel num_threads(threads) reduction(| : failed)
+#pragma omp parallel num_threads(threads) firstprivate(s) reduction(| : failed)
     {
         double *scratch = malloc(s.channels * (4 * sizeof(double) + 4 * sizeof(float)));
         failed |= scratch == NULL;
@@ -354,6 +391,71 @@ static PyObject *outer_norms(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* Sums of output gradients by example and token, and their squared norms; with the weight W of the table, of these sums and rate W
+ * together. |W|^2 and what is added to it are sums of rows x width numbers at most: what double precision may have lost is allowed for. */
+static PyObject *embedding_sums(PyObject *self, PyObject *args)
+{
+    Tokens s;
+    Py_ssize_t tokens_at, g_at, weight_at, sums_at, held_at, norms_at;
+    double rate;
+    int threads, failed = 0;
+    if (!PyArg_ParseTuple(args, "nnnnnn(lllll)di", &tokens_at, &g_at, &weight_at, &sums_at, &held_at, &norms_at, &s.batch, &s.positions,
+                          &s.width, &s.rows, &s.padding, &rate, &threads))
+        return NULL;
+    const float *weight = (const float *)weight_at;
+    float *sums = (float *)sums_at;
+    int64_t *held = (int64_t *)held_at;
+    double *norms = (double *)norms_at;
+    enum { NO_MEMORY = 1, NO_TOKEN = 2 };
+    Py_BEGIN_ALLOW_THREADS
+    const double decay = weight ? rate * rate * chosen.square(weight, s.rows * s.width) : 0;
+#pragma omp parallel num_threads(threads) firstprivate(s) reduction(| : failed)
+    {
+        long *place = calloc(s.rows, sizeof(long));
+        failed |= place ? 0 : NO_MEMORY;
+#pragma omp for schedule(dynamic, 4)
+        for (long i = 0; i < s.batch; i++) {
+            const long first = i * s.positions;
+            const long rows = place ? chosen.gather(&s, i, (const int64_t *)tokens_at, (const float *)g_at, sums, held, place) : 0;
+            failed |= rows < 0 ? NO_TOKEN : 0;
+            const double squares = rows > 0 ? chosen.square(sums + first * s.width, rows * s.width) : 0;
+            double along = 0;
+            for (long k = first; weight && k < first + rows; k++)
+                along += chosen.inner(sums + k * s.width, weight + held[k] * s.width, s.width);
+            norms[i] = squares + 2 * rate * along + decay;
+            if (weight)
+                norms[i] += 2 * (double)(s.rows * s.width) * DBL_EPSILON * (squares + decay);
+        }
+        free(place);
+    }
+    Py_END_ALLOW_THREADS
+    if (failed & NO_MEMORY)
+        return PyErr_NoMemory();
+    if (failed)
+        return PyErr_Format(PyExc_IndexError, "a token is not in the table");
+    Py_RETURN_NONE;
+}
+
+/* What `embedding_sums` found, each example with its factor, added up by token, and `amount` times the weight; threads share the columns. */
+static PyObject *embedding_add(PyObject *self, PyObject *args)
+{
+    Tokens s;
+    Py_ssize_t sums_at, held_at, factors_at, weight_at, to_at;
+    double amount;
+    int threads;
+    if (!PyArg_ParseTuple(args, "nnnnn(lllll)di", &sums_at, &held_at, &factors_at, &weight_at, &to_at, &s.batch, &s.positions, &s.width,
+                          &s.rows, &s.padding, &amount, &threads))
+        return NULL;
+    const long part = round_up((s.width + threads - 1) / threads, WIDEST);
+    Py_BEGIN_ALLOW_THREADS
+#pragma omp parallel for num_threads(threads)
+    for (long first = 0; first < s.width; first += part)
+        chosen.scatter(&s, (const float *)sums_at, (const int64_t *)held_at, (const float *)factors_at, (const float *)weight_at,
+                       (float)amount, first, first + part < s.width ? first + part : s.width, (float *)to_at);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
 /* Rows of several tensors side by side, each with a multiple of one more row added, and the squared norms of what comes out, in double
  * precision. `parts` is a tuple of (tensor [batch][count], count, row or 0, rate). */
 static PyObject *beside(PyObject *self, PyObject *args)
@@ -365,7 +467,6 @@ static PyObject *beside(PyObject *self, PyObject *args)
         return NULL;
     float *rows = (float *)rows_at;
     double *norms = (double *)norms_at;
-    memset(norms, 0, batch * sizeof(double));
     long place = 0;
     for (Py_ssize_t part = 0; part < PyTuple_GET_SIZE(parts); part++) {
         Py_ssize_t from_at, more_at;
@@ -374,28 +475,11 @@ static PyObject *beside(PyObject *self, PyObject *args)
         if (!PyArg_ParseTuple(PyTuple_GET_ITEM(parts, part), "nlnd", &from_at, &count, &more_at, &rate))
             return NULL;
         for (long i = 0; i < batch; i++)
-            norms[i] += chosen.beside((const float *)from_at + i * count, (const float *)more_at, (float)rate, rows + i * wide + place, count);
+            chosen.beside((const float *)from_at + i * count, (const float *)more_at, (float)rate, rows + i * wide + place, count);
         place += count;
     }
-    Py_RETURN_NONE;
-}
-
-/* to += factor * from, of `count` numbers. */
-static PyObject *add_multiple(PyObject *self, PyObject *args)
-{
-    Py_ssize_t to_at, from_at;
-    long count;
-    double factor;
-    int threads;
-    if (!PyArg_ParseTuple(args, "nnldi", &to_at, &from_at, &count, &factor, &threads))
-        return NULL;
-    float *to = (float *)to_at;
-    const float *from = (const float *)from_at, by = (float)factor;
-    Py_BEGIN_ALLOW_THREADS
-#pragma omp parallel for simd num_threads(threads) if (count > 1 << 16)
-    for (long k = 0; k < count; k++)
-        to[k] += by * from[k];
-    Py_END_ALLOW_THREADS
+    for (long i = 0; i < batch; i++)
+        norms[i] = chosen.square(rows + i * wide, wide);
     Py_RETURN_NONE;
 }
 
@@ -537,8 +621,9 @@ static PyMethodDef methods[] = {
     {"conv_gradients", conv_gradients, METH_VARARGS, "Per-example weight gradients of a convolution, and sums over them."},
     {"conv_norms", conv_norms, METH_VARARGS, "Squared norms of per-example weight gradients, by Gram matrices."},
     {"outer_norms", outer_norms, METH_VARARGS, "Squared norms of products of an output gradient and an input, with weight decay or without."},
+    {"embedding_sums", embedding_sums, METH_VARARGS, "Sums of output gradients by example and token, and their squared norms."},
+    {"embedding_add", embedding_add, METH_VARARGS, "Those sums added up over the examples, with weight decay or without."},
     {"beside", beside, METH_VARARGS, "Rows of several tensors side by side, with weight decay or without, and their squared norms."},
-    {"add_multiple", add_multiple, METH_VARARGS, "A multiple of a row of numbers added to another."},
     {"square", square, METH_VARARGS, "The sum of squares of a row of numbers."},
     {"standardize", standardize, METH_VARARGS, "A weight standardised by output channel, and what norms of projected gradients need."},
     {"project", project, METH_VARARGS, "The gradient of a standardised weight, from that of the weight it is made into."},

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from tacit.gradients.buffers import Buffers
-from tacit.gradients.contribution import weighted_sum
+from tacit.gradients.contribution import total, weighted_sum
 
 _buffers = Buffers()
 _kernels: Any
@@ -391,6 +391,76 @@ def outer_norms(
     return norms
 
 
+@dataclass(frozen=True)
+class EmbeddingSums:
+    """Output gradients added up by example and token: rows of `sums` ([batch, positions, width]), as many as an example has
+    different tokens, which `tokens` names ([batch, positions], -1 where there are no more); and the squared norms of each
+    example's, with `rate` times the `weight` if it was given.
+
+    *Guarantee.* What is added up is `sums` itself, each example with its factor, and the decay.
+
+    >>> if usable(torch.zeros(1)):
+    ...     found = embedding_sums(torch.tensor([[2, 2]]), torch.tensor([[[1.0], [3.0]]]), torch.zeros(4, 1))
+    ...     assert found.weighted_sum(torch.tensor([0.5])).flatten().tolist() == [0.0, 0.0, 2.0, 0.0]
+    """
+
+    sums: Tensor
+    tokens: Tensor
+    norms: Tensor
+    sizes: tuple[int, ...]
+    weight: Tensor | None
+    rate: float
+
+    def weighted_sum(self, factors: Tensor) -> Tensor:
+        """Of the whole table."""
+        factors = factors.to(torch.float32).contiguous()
+        _, _, width, rows, _ = self.sizes
+        assert factors.shape == self.norms.shape
+        found = self.sums.new_empty(rows, width)
+        amount = 0.0 if self.weight is None else self.rate * total(factors)
+        weight = 0 if self.weight is None else self.weight.data_ptr()
+        places = (tensor.data_ptr() for tensor in (self.sums, self.tokens, factors))
+        _kernels.embedding_add(*places, weight, found.data_ptr(), self.sizes, amount, torch.get_num_threads())
+        return found
+
+
+def embedding_sums(
+    tokens: Tensor, g: Tensor, table: Tensor, padding: int | None = None, rate: float = 0.0
+) -> EmbeddingSums:
+    """For `tokens` [batch, positions] and output gradients `g` [batch, positions, width] of a `table` [rows, width], whose row
+    `padding` has no gradient and which decays at this `rate`.
+
+    *Guarantee.* Row i comes from row i of `tokens` and `g` alone. An example's sums are made in float32, and are what is added
+    up; their norm, with the decay, is made in double precision and raised by what that may have lost.
+
+    >>> if usable(torch.zeros(1)):
+    ...     tokens, g = torch.tensor([[2, 1, 2]]), torch.tensor([[[1.0], [5.0], [3.0]]])
+    ...     assert embedding_sums(tokens, g, torch.zeros(4, 1)).norms.tolist() == [41.0]  # 4^2 + 5^2
+    ...     assert round(embedding_sums(tokens, g, torch.ones(4, 1), rate=1.0).norms.item(), 9) == 63.0  # 1 + 6^2 + 5^2 + 1
+    """
+    tokens, g, table = tokens.to(torch.int64).contiguous(), g.contiguous(), table.contiguous()
+    (batch, positions, width), (rows, same) = g.shape, table.shape
+    assert tokens.shape == (batch, positions)
+    assert width == same
+    assert g.dtype == table.dtype == torch.float32
+    sums, held = _buffers.take((batch, positions, width)), tokens.new_empty(batch, positions)
+    norms = g.new_empty(batch, dtype=torch.float64)
+    sizes = (batch, positions, width, rows, -1 if padding is None else padding)
+    weight = table if rate else None
+    _kernels.embedding_sums(
+        tokens.data_ptr(),
+        g.data_ptr(),
+        0 if weight is None else weight.data_ptr(),
+        sums.data_ptr(),
+        held.data_ptr(),
+        norms.data_ptr(),
+        sizes,
+        rate,
+        torch.get_num_threads(),
+    )
+    return EmbeddingSums(sums, held, norms, sizes, weight, rate)
+
+
 def beside(gradients: Sequence[Tensor], decaying: Sequence[tuple[Tensor, float] | None]) -> tuple[Tensor, Tensor]:
     """Rows of several tensors side by side, [batch, all their numbers], and their squared norms in double precision. Where a
     tensor is `decaying`, so many times that row is added to each of its rows.
@@ -418,21 +488,6 @@ def beside(gradients: Sequence[Tensor], decaying: Sequence[tuple[Tensor, float] 
     found, squares = kept[0].new_empty(batch, wide), kept[0].new_empty(batch, dtype=torch.float64)
     _kernels.beside(tuple(parts), found.data_ptr(), squares.data_ptr(), batch, wide)
     return found, squares
-
-
-def add_multiple(to: Tensor, more: Tensor, factor: float) -> bool:
-    """to += factor * more, in place, if both lie in memory in the same order without gaps; whether it was done.
-
-    *Guarantee.* Number by number.
-
-    >>> to = torch.ones(2)
-    >>> not usable(to) or (add_multiple(to, torch.tensor([2.0, 4.0]), 0.5) and to.tolist())
-    [2.0, 3.0]
-    """
-    if to.stride() != more.stride() or to.shape != more.shape or not usable(to, more) or not _without_gaps(to):
-        return False
-    _kernels.add_multiple(to.data_ptr(), more.data_ptr(), to.numel(), factor, torch.get_num_threads())
-    return True
 
 
 def _without_gaps(tensor: Tensor) -> bool:

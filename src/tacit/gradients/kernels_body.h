@@ -8,7 +8,11 @@
  */
 
 typedef float NAME(vector) __attribute__((vector_size(LANES * sizeof(float)), aligned(4)));
+typedef float NAME(half) __attribute__((vector_size(LANES / 2 * sizeof(float)), aligned(4)));
+typedef double NAME(doubles) __attribute__((vector_size(LANES / 2 * sizeof(double))));
 #define VECTOR NAME(vector)
+#define HALF NAME(half)
+#define DOUBLES NAME(doubles)
 
 /* positions p = (i, j), i < rows, j < columns; the two factors advance by their own strides (in floats) */
 typedef struct {
@@ -516,10 +520,29 @@ TARGET static void NAME(layer_norm_example)(const Norm *s, const float *x, const
 /* The sum of the squares of so many numbers, in double precision. */
 TARGET static double NAME(square)(const float *x, long count)
 {
+    DOUBLES sums[4] = {{0}};  /* four, so that no addition waits for the one before it */
+    double sum = 0;
+    long k = 0;
+    for (; k + 2 * LANES <= count; k += 2 * LANES)
+        for (int part = 0; part < 4; part++) {
+            const DOUBLES value = __builtin_convertvector(*(const HALF *)(x + k + part * LANES / 2), DOUBLES);
+            sums[part] += value * value;
+        }
+    const DOUBLES all = (sums[0] + sums[1]) + (sums[2] + sums[3]);
+    for (int lane = 0; lane < LANES / 2; lane++)
+        sum += all[lane];
+    for (; k < count; k++)
+        sum += (double)x[k] * x[k];
+    return sum;
+}
+
+/* <a, b> in double precision. */
+TARGET static double NAME(inner)(const float *a, const float *b, long count)
+{
     double sum = 0;
 #pragma omp simd reduction(+ : sum)
     for (long k = 0; k < count; k++)
-        sum += (double)x[k] * x[k];
+        sum += (double)a[k] * b[k];
     return sum;
 }
 
@@ -527,22 +550,73 @@ TARGET static double NAME(square)(const float *x, long count)
 TARGET static void NAME(outer_example)(const float *a, long in, const float *g, long out, const float *y, const float *bias,
                                        double *sums)
 {
-    double along = 0;
-    for (long k = 0; y && k < out; k++)
-        along += g[k] * ((double)y[k] - (bias ? bias[k] : 0));
-    sums[0] = NAME(square)(a, in), sums[1] = NAME(square)(g, out), sums[2] = along;
+    sums[0] = NAME(square)(a, in), sums[1] = NAME(square)(g, out);
+    sums[2] = (y ? NAME(inner)(g, y, out) : 0) - (y && bias ? NAME(inner)(g, bias, out) : 0);
 }
 
-/* to = from + rate * more (nothing more if NULL), and the sum of the squares of what is written, in double precision. */
-TARGET static double NAME(beside)(const float *from, const float *more, float rate, float *to, long count)
+/* to = from + rate * more (nothing more if NULL) */
+TARGET static void NAME(beside)(const float *from, const float *more, float rate, float *to, long count)
 {
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (long k = 0; k < count; k++) {
-        to[k] = more ? from[k] + rate * more[k] : from[k];
-        sum += (double)to[k] * to[k];
+    if (more == NULL)
+        memcpy(to, from, count * sizeof(float));
+    else
+#pragma omp simd
+        for (long k = 0; k < count; k++)
+            to[k] = from[k] + rate * more[k];
+}
+
+/* What the tokens of one example gather: a row of `sums` for each token that occurs, in the order in which they come, of the rows of g at
+ * its positions; `held` says which tokens these are. `place` says of every token where its row is, counted over all examples and
+ * from 1, so that what an example before has left there is known for that. How many rows there are; less than 0 if a token is none. */
+TARGET static long NAME(gather)(const Tokens *s, long example, const int64_t *tokens, const float *g, float *sums, int64_t *held,
+                                long *place)
+{
+    const long first = example * s->positions;
+    long rows = 0;
+    for (long t = 0; t < s->positions; t++) {
+        const int64_t token = tokens[first + t];
+        const float *from = g + (first + t) * s->width;
+        if (token < 0 || token >= s->rows)
+            return -1;
+        if (token == s->padding)
+            continue;
+        if (place[token] <= first || place[token] > first + rows) {
+            memcpy(sums + (first + rows) * s->width, from, s->width * sizeof(float));
+            held[first + rows] = token;
+            place[token] = first + ++rows;
+        } else {
+            float *to = sums + (place[token] - 1) * s->width;
+#pragma omp simd
+            for (long k = 0; k < s->width; k++)
+                to[k] += from[k];
+        }
     }
-    return sum;
+    for (long k = rows; k < s->positions; k++)
+        held[first + k] = -1;
+    return rows;
+}
+
+/* Columns from `first` to `end` of the sums of all examples, each with its factor, in the rows of their tokens; then `amount` times the
+ * weight, if there is one. */
+TARGET static void NAME(scatter)(const Tokens *s, const float *sums, const int64_t *held, const float *factors, const float *weight,
+                                 float amount, long first, long end, float *to)
+{
+    for (long i = 0; i < s->rows; i++)
+        memset(to + i * s->width + first, 0, (end - first) * sizeof(float));
+    for (long i = 0; i < s->batch; i++)
+        for (long t = i * s->positions; t < (i + 1) * s->positions && held[t] >= 0; t++) {
+            const float *from = sums + t * s->width;
+            float *row = to + held[t] * s->width;
+#pragma omp simd
+            for (long k = first; k < end; k++)
+                row[k] += factors[i] * from[k];
+        }
+    for (long i = 0; weight && i < s->rows; i++)
+#pragma omp simd
+        for (long k = i * s->width + first; k < i * s->width + end; k++)
+            to[k] += amount * weight[k];
 }
 
 #undef VECTOR
+#undef HALF
+#undef DOUBLES

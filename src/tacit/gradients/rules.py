@@ -57,18 +57,26 @@ def contributions(call: Call, layout: Layout, decay: Decay | None = None) -> dic
         toward = None
         weight = unit.parameters.get("weight")
         # on the CPU: elsewhere products may be made in less than float32
-        if decay is not None and weight is not None and decay.is_large(weight) and gradient.device.type == "cpu":
+        if decay is not None and _asks(decay, unit, inputs) and gradient.device.type == "cpu":
+            assert weight is not None
             changed = call.kept is not None and call.kept._version != call.kept_version
             toward = Toward(decay, weight, None if changed else call.kept)
         found = _by_rule(unit.rule, unit.module, inputs, gradient, layout.views, toward)
     return {name: found[inner] for inner, name in unit.parameters.items()}
 
 
+def _asks(decay: Decay, unit: Unit, inputs: Tensor) -> bool:
+    """Whether its rule is asked to see to its weight's decay: where that costs less than to hold a small weight's gradients."""
+    weight = unit.parameters.get("weight")
+    return weight is not None and (
+        decay.is_large(weight) or (unit.rule is linear and inputs.dim() == 2 and weight in decay)
+    )
+
+
 def _uses_outputs(decay: Decay, call: Call, output: Tensor) -> bool:
     """Whether the outputs of this call are worth keeping, for the inner products of its gradients with a weight that decays."""
     unit, inputs = call.unit, call.leaves[0]
-    weight = unit.parameters.get("weight")
-    if weight is None or not decay.is_large(weight) or not isinstance(inputs, Tensor):
+    if not isinstance(inputs, Tensor) or not _asks(decay, unit, inputs):
         return False
     module: Any = unit.module
     if output.dtype != module.weight.dtype:  # under autocast it lost too much

@@ -68,8 +68,7 @@ class Decay:
 
     def add_to(self, gradient: Tensor, name: str, factor: float = 1.0) -> Tensor:
         """The gradient, or a row of them, with factor * rate * theta added in place."""
-        parameter, amount = self.parameter(name), factor * self.rates[name]
-        return gradient if kernels.add_multiple(gradient, parameter, amount) else gradient.add_(parameter, alpha=amount)
+        return gradient.add_(self.parameter(name), alpha=factor * self.rates[name])
 
     def of(self, name: str) -> tuple[Tensor, float] | None:
         """The parameter and its rate, if it decays."""
