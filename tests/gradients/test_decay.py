@@ -264,9 +264,11 @@ def test_outputs_are_kept_only_where_norms_come_from_them() -> None:
     inputs, targets = torch.randn(EXAMPLES, 3, 8, 8), torch.arange(EXAMPLES) % 3
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tacit.gradients.rules.capture", spied)
-        ClippedGradient(model, loss=cross_entropy, clipping=Flat(1.0), weight_decay=rates_of(model, 0.1))(
-            inputs, targets
-        )
+        grad = ClippedGradient(model, loss=cross_entropy, clipping=Flat(1.0), weight_decay=rates_of(model, 0.1))
+        first = grad(inputs, targets)
+        assert not any(seen.values()), "the first batch shows which are wanted"
+        again = grad(inputs, targets)
+    assert torch.equal(first.norms, again.norms)
     assert seen == {"0": False, "3": True, "5": False}
 
 

@@ -16,7 +16,6 @@ from tacit.gradients.contribution import (
     Contribution,
     instantiated,
     squared_norms,
-    total,
     weighted_sum,
 )
 from tacit.gradients.toward import Decay
@@ -114,7 +113,7 @@ class Adding:
     def take(self, name: str, uses: list[Contribution]) -> None:
         """All that one parameter's gradient consists of, but for its decay."""
         group, decay = self._group_of[name], self._decay
-        decays = decay is not None and name in decay
+        decays = decay is not None and name in decay.rates
         with self._full_precision():
             way = None
             if len(uses) == 1:
@@ -162,11 +161,10 @@ class Adding:
             factors = clip_factors(norms, self._clipping).t().contiguous().unbind()  # by group
             sums = {name: add(factors[self._group_of[name]]) for name, add in self._large.items()}
             if self._decay is not None and self._decaying:
-                totals = [total(values) for values in factors]
                 for name in self._decaying:
                     if name not in sums:
-                        sums[name] = torch.zeros_like(self._decay.parameter(name))
-                    self._decay.add_to(sums[name], name, totals[self._group_of[name]])
+                        sums[name] = torch.zeros_like(self._decay.parameters[name])
+                    self._decay.add_to(sums[name], name, self._decay.total(factors[self._group_of[name]]))
             for group, rows in beside.items():
                 members = self._small[group]
                 parts = torch.split(weighted_sum(rows, factors[group]), [g[0].numel() for g in members.values()])
@@ -175,8 +173,11 @@ class Adding:
 
     def _beside(self, found: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
         """Small gradients side by side, each with its decay: [batch, all their numbers]; and their squared norms."""
-        decay, gradients = self._decay, list(found.values())
-        decaying = [None if decay is None else decay.of(name) for name in found]
+        gradients = list(found.values())
+        decaying: list[tuple[Tensor, float] | None] = [None] * len(found)
+        if self._decay is not None:
+            parameters, rates = self._decay.parameters, self._decay.rates
+            decaying = [(parameters[name], rates[name]) if name in rates else None for name in found]
         if kernels.usable(*gradients):
             return kernels.beside(gradients, decaying)
         rows = torch.cat([g.flatten(1) for g in gradients], 1)

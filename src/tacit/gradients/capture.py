@@ -6,7 +6,7 @@ that owns parameters, taken whole with its subtree (generic).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -97,6 +97,7 @@ class Call:
     shapes: list[torch.Size | None] = field(default_factory=list)
     gradients: list[Tensor | None] = field(default_factory=list)
     backward: GroupNormBackward | None = None  # ours instead of the module's own
+    place: int = 0  # in the order in which calls ended
     kept: Tensor | None = None  # what it gave, if that was asked for
     kept_version: int = 0
     outputs: list[Any] = field(default_factory=list)  # only in a probe
@@ -154,10 +155,10 @@ def capture(
     batch: Batch,
     *,
     probing: bool = False,
-    keeps: Callable[[Call, Tensor], bool] | None = None,
+    keeps: Collection[int] = (),
 ) -> tuple[list[Call], Tensor]:
-    """Run the model once; the calls of its units in the order in which they ended, and the losses. What a layer with a rule gave
-    is kept where `keeps` says so.
+    """Run the model once; the calls of its units in the order in which they ended, and the losses. What layers with
+    a rule gave is kept of those calls whose places in that order are in `keeps`.
 
     *Guarantee.* The hooks are gone when it returns or raises; nothing else of the model is touched.
 
@@ -176,7 +177,8 @@ def capture(
                 call = _begin(unit, args, kwargs)
                 output = _with_own_backward(call, args, output)
                 _end(call, output, probing)
-                if keeps is not None and isinstance(output, Tensor) and keeps(call, output):
+                call.place = len(calls)
+                if call.place in keeps and isinstance(output, Tensor):
                     call.kept, call.kept_version = output.detach(), output._version
                 calls.append(call)
             return output
@@ -197,6 +199,7 @@ def capture(
         if not running:
             call.drew_random_numbers = probing and not torch.equal(call.outputs[0], _random_state(batch))
             _end(call, output, probing)
+            call.place = len(calls)
             calls.append(call)
 
     with hooks() as handles, torch.enable_grad():

@@ -52,10 +52,7 @@ def _weights(module: Conv, like: Tensor) -> tuple[Tensor, Tensor | None]:
 
 
 def _outputs(module: Conv, inputs: Tensor, toward: Toward) -> Tensor:
-    outputs: Tensor = (
-        module._conv_forward(inputs, *_weights(module, inputs)) if toward.outputs is None else toward.outputs
-    )
-    return outputs
+    return toward.outputs(lambda: module._conv_forward(inputs, *_weights(module, inputs)))
 
 
 def along_found(found: kernels.ConvNorms, toward: Toward, bias: Tensor | None, window: int, positions: int) -> Tensor:

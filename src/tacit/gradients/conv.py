@@ -39,7 +39,7 @@ def conv(
     >>> found["weight"].per_example(), found["bias"].per_example()
     (tensor([[[[21., 42.]]]]), tensor([[11.]]))
     """
-    cheaper = conv_by_ghost(module, inputs, gradients)
+    cheaper = _ghost_is_cheaper(module, inputs, gradients)
     # The Gram matrix of several views would have as many times as many rows *and* columns.
     ghost = partial(_ghost, module, inputs, gradients) if views == 1 else None
     if isinstance(module, nn.Conv2d) and fits(module, inputs, gradients):
@@ -57,14 +57,7 @@ def conv(
     }
 
 
-def conv_by_ghost(module: Conv, inputs: Tensor, gradients: Tensor) -> bool:
-    """Whether its norms are found without holding its gradients, if nothing else was asked for.
-
-    *Guarantee.* A choice of speed and memory alone.
-
-    >>> conv_by_ghost(nn.Conv2d(1, 1, 1), torch.zeros(1, 1, 8, 8), torch.zeros(1, 1, 8, 8))
-    False
-    """
+def _ghost_is_cheaper(module: Conv, inputs: Tensor, gradients: Tensor) -> bool:
     positions = math.prod(gradients.shape[2:])
     window, outputs = math.prod(module.weight.shape[1:]), module.out_channels // module.groups
     gram = positions**2 * (outputs + window) * module.groups

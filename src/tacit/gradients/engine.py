@@ -216,6 +216,7 @@ class ClippedGradient:
                     route.layouts,
                     self.engine,
                     decay,
+                    route.kept,
                 )
             except NoRule as reason:
                 check_strategy(self.engine, str(reason))

@@ -198,7 +198,7 @@ def conv_gradients(
     """sum_t g_t a_t^T of each example, with a_t the window of the zero-padded image at output position t.
 
     So many `views`, images one after the other, are one example: its gradient is the sum of theirs. Of a weight that is
-    `decaying`, `rate` times as much is added to every example's gradient.
+    `decaying`, `rate` times as much is added to every example's gradient; one of a linear layer has two axes.
 
     *Guarantee.* Row i comes from example i's rows of `x` and `g` alone; sums over positions are made in float32. Norms allow for
     the rounding of their sums: over n numbers it is at most n eps/2 of the squares; a projected gradient's norm consists of three
@@ -215,10 +215,14 @@ def conv_gradients(
     across = _across((out, channels, *geometry.kernel))
     assert standardized is None or (standardized.across == across and len(standardized.scale) == out)
     if decaying is not None:
-        decaying = _dense(decaying)
         assert standardized is None
-        assert usable(decaying)
-        assert decaying.shape == (out, channels, *geometry.kernel)
+        assert decaying.dtype == torch.float32 and decaying.is_cpu
+        if decaying.dim() == 2:
+            assert (*decaying.shape, 1, 1) == (out, channels, *geometry.kernel)
+            decaying = decaying.contiguous()
+        else:
+            assert decaying.shape == (out, channels, *geometry.kernel)
+            decaying = _dense(decaying)
     shape = (out, *geometry.kernel, channels) if across else (*geometry.kernel, channels, out)
     rows = _buffers.take((batch, *shape))
     sums = x.new_empty(batch, 2 if standardized is None else 4, out)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from functools import partial
 
 import torch
@@ -18,7 +17,6 @@ from tacit.gradients.contribution import (
     not_negative,
     rounding_allowance,
     squared_norms,
-    total,
 )
 from tacit.gradients.toward import Toward, along_outputs
 
@@ -47,7 +45,13 @@ def linear(
     positions = a.shape[1]
     # Several positions are a row of pixels, and the layer a convolution with a kernel of one.
     compiled = positions > 1 and kernels.usable(a, g)
-    cheaper = linear_by_ghost(module, inputs, gradients)
+    cheaper = ghost_is_cheaper(
+        positions=positions,
+        inputs=module.in_features,
+        outputs=module.out_features,
+        gram=positions**2 * (module.in_features + module.out_features),
+        compiled=compiled,
+    )
 
     def per_example() -> Tensor:
         return g.transpose(1, 2) @ a
@@ -64,26 +68,6 @@ def linear(
     return {"weight": weight, "bias": Contribution(lambda: g.sum(dim=1))}
 
 
-def linear_by_ghost(module: nn.Linear, inputs: Tensor, gradients: Tensor) -> bool:
-    """Whether its norms are found without holding its gradients, if nothing else was asked for.
-
-    *Guarantee.* A choice of speed and memory alone.
-
-    >>> linear_by_ghost(nn.Linear(2, 3), torch.zeros(1, 2), torch.zeros(1, 3))
-    True
-    """
-    if inputs.dim() == 2:
-        return True
-    positions = math.prod(inputs.shape[1:-1])
-    return ghost_is_cheaper(
-        positions=positions,
-        inputs=module.in_features,
-        outputs=module.out_features,
-        gram=positions**2 * (module.in_features + module.out_features),
-        compiled=positions > 1 and kernels.usable(inputs, gradients),
-    )
-
-
 def _along(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward) -> Tensor:
     outputs, bias = _outputs(module, a, toward)
     return along_outputs(outputs.movedim(-1, 1), g.movedim(-1, 1), toward, bias, squared_norms(a), a.shape[-1])
@@ -92,12 +76,15 @@ def _along(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward) -> Tensor:
 def _one_position(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward | None) -> dict[str, Contribution]:
     """One product an example: what most classifiers end with. Its norm is exact, since nothing can cancel."""
 
+    def scaled(factors: Tensor) -> Tensor:
+        return (g * factors.to(g.dtype).unsqueeze(1)).t()
+
     def add(factors: Tensor) -> Tensor:
-        return torch.mm((g * factors.to(g.dtype).unsqueeze(1)).t(), a)
+        return torch.mm(scaled(factors), a)
 
     def add_decaying(factors: Tensor) -> Tensor:
         assert toward is not None
-        return toward.decay.add_to(add(factors), toward.name, total(factors))
+        return torch.addmm(toward.weight, scaled(factors), a, beta=toward.rate * toward.decay.total(factors))
 
     def ghost() -> tuple[Tensor, Add]:
         if kernels.usable(a, g):
@@ -141,9 +128,7 @@ def _outputs(module: nn.Linear, a: Tensor, toward: Toward) -> tuple[Tensor, Tens
     bias = None if module.bias is None else module.bias.detach()
     if bias is not None and bias.dtype != a.dtype:
         bias = bias.to(a.dtype)
-    if toward.outputs is not None:
-        return toward.outputs, bias
-    return F.linear(a, module.weight.detach().to(a.dtype), bias), bias
+    return toward.outputs(lambda: F.linear(a, module.weight.detach().to(a.dtype), bias)), bias
 
 
 def _ghost(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
@@ -174,7 +159,7 @@ class _Row:
     def held(self) -> tuple[Tensor, Add]:
         weight, rate = None, 0.0
         if self.toward is not None:
-            weight, rate = self.toward.weight[:, :, None, None], self.toward.rate
+            weight, rate = self.toward.weight, self.toward.rate
         found = kernels.conv_gradients(_row(self.a), _row(self.g), _ONE, decaying=weight, rate=rate)
 
         def add(factors: Tensor) -> Tensor:

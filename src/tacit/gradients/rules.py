@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,20 +12,26 @@ from tacit.gradients.adding import Adding, Sums
 from tacit.gradients.batches import Batch, Loss
 from tacit.gradients.capture import Call, NoRule, Rule, Unit, backward, capture, check_graph
 from tacit.gradients.contribution import Contribution, added_up, at_least_float32, by_view
-from tacit.gradients.conv import conv, conv_by_ghost
+from tacit.gradients.conv import conv
 from tacit.gradients.embedding import embedding
 from tacit.gradients.generic import Layout, generic
-from tacit.gradients.linear import linear, linear_by_ghost
+from tacit.gradients.linear import linear
 from tacit.gradients.norm import layer_norm
 from tacit.gradients.standardized import standardized_conv
 from tacit.gradients.toward import Decay, Toward
 from tacit.privacy.clipping import Clipping
 from tacit.privacy.validation import UserError
 
+# Weights with at most so many numbers are held with the other small gradients, and decay there.
+_SMALL = 512
 
-def contributions(call: Call, layout: Layout, decay: Decay | None = None) -> dict[str, Contribution]:
+
+def contributions(
+    call: Call, layout: Layout, decay: Decay | None = None, wanted: set[int] | None = None
+) -> dict[str, Contribution]:
     """What one call adds to the gradients of its unit's parameters, by their names in the model; nothing if it is not reached.
-    If the weight decays, inner products with it are asked for, and given where a rule can.
+    If the weight decays, inner products with it are asked for, and given where a rule can; if that takes what the call gave, and
+    it was not kept, the call's place goes among those `wanted`.
 
     *Guarantee.* Row i comes from example i's rows alone, and is in float32 or better.
 
@@ -57,33 +61,18 @@ def contributions(call: Call, layout: Layout, decay: Decay | None = None) -> dic
         toward = None
         weight = unit.parameters.get("weight")
         # on the CPU: elsewhere products may be made in less than float32
-        if decay is not None and _asks(decay, unit, inputs) and gradient.device.type == "cpu":
-            assert weight is not None
-            changed = call.kept is not None and call.kept._version != call.kept_version
-            toward = Toward(decay, weight, None if changed else call.kept)
+        if decay is not None and weight in decay.rates and gradient.is_cpu and _asks(decay, unit, weight, inputs):
+            kept = call.kept
+            if kept is not None and (kept.dtype != gradient.dtype or kept._version != call.kept_version):
+                kept = None  # rounded to less than the inner products are made in, or changed since
+            toward = Toward(decay, weight, kept, wanted, call.place)
         found = _by_rule(unit.rule, unit.module, inputs, gradient, layout.views, toward)
     return {name: found[inner] for inner, name in unit.parameters.items()}
 
 
-def _asks(decay: Decay, unit: Unit, inputs: Tensor) -> bool:
+def _asks(decay: Decay, unit: Unit, weight: str, inputs: Tensor) -> bool:
     """Whether its rule is asked to see to its weight's decay: where that costs less than to hold a small weight's gradients."""
-    weight = unit.parameters.get("weight")
-    return weight is not None and (
-        decay.is_large(weight) or (unit.rule is linear and inputs.dim() == 2 and weight in decay)
-    )
-
-
-def _uses_outputs(decay: Decay, call: Call, output: Tensor) -> bool:
-    """Whether the outputs of this call are worth keeping, for the inner products of its gradients with a weight that decays."""
-    unit, inputs = call.unit, call.leaves[0]
-    if not isinstance(inputs, Tensor) or not _asks(decay, unit, inputs):
-        return False
-    module: Any = unit.module
-    if output.dtype != module.weight.dtype:  # under autocast it lost too much
-        return False
-    if unit.rule is linear:
-        return linear_by_ghost(module, inputs, output)
-    return unit.rule is conv and conv_by_ghost(module, inputs, output)
+    return decay.parameters[weight].numel() > _SMALL or (unit.rule is linear and inputs.dim() == 2)
 
 
 def _by_rule(
@@ -95,8 +84,7 @@ def _by_rule(
     if toward is not None and rule in (linear, embedding):
         if views > 1:
             inputs, gradient = by_view(inputs, views), by_view(gradient, views)
-            kept = None if toward.outputs is None else by_view(toward.outputs, views)
-            toward = replace(toward, outputs=kept)
+            toward = replace(toward, kept=None if toward.kept is None else by_view(toward.kept, views))
         return rule(module, inputs, gradient, toward)
     if views == 1:
         return rule(module, inputs, gradient)
@@ -141,8 +129,10 @@ def rules_sum(
     layouts: list[Layout],
     strategy: str,
     decay: Decay | None = None,
+    kept: set[int] | None = None,
 ) -> tuple[Sums | None, Tensor]:
-    """One forward pass, and one backward pass that takes the norms as it goes.
+    """One forward pass, and one backward pass that takes the norms as it goes. `kept` are the places, in the order of the calls,
+    of those whose outputs decay takes: of none at first; those that were missed are put in for the next batch.
 
     *Guarantee.* As for `Adding`; a batch that does not look as the probe found it raises `NoRule`.
 
@@ -155,8 +145,8 @@ def rules_sum(
     >>> rules_sum(model, lambda o, t: o[:, 0], parameters, Flat(1.0), batch, units, layouts, "rules")[0]
     {'weight': tensor([[1.5000]])}
     """
-    keeps = partial(_uses_outputs, decay) if decay else None
-    calls, losses = capture(model, units, loss, batch, keeps=keeps)
+    decay, kept = decay or None, set() if kept is None else kept  # None is asked for faster
+    calls, losses = capture(model, units, loss, batch, keeps=() if decay is None else kept)
     if len(calls) != len(layouts):
         raise NoRule("the model calls other modules than in its probe")
     for call, layout in zip(calls, layouts):
@@ -164,11 +154,10 @@ def rules_sum(
     check_graph(calls, losses, trainable)
     adding = Adding(trainable, clipping, batch.size, strategy, decay)
     uses = Counter(name for call in calls for name in call.unit.parameters.values())
-    layout_of = {id(call): layout for call, layout in zip(calls, layouts)}
     waiting: dict[str, list[Contribution]] = {}
 
     def arrived(call: Call) -> None:
-        for name, contribution in contributions(call, layout_of[id(call)], decay).items():
+        for name, contribution in contributions(call, layouts[call.place], decay, kept).items():
             found = waiting.setdefault(name, [])
             found.append(contribution)
             if len(found) == uses[name]:

@@ -7,16 +7,14 @@ sum_t <g_t, y_t - b>, with g_t the output gradient: no per-example gradient is n
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from tacit.gradients import kernels
-from tacit.gradients.contribution import at_least_float32, squared_norms
-
-_SMALL = 512
+from tacit.gradients.contribution import at_least_float32, squared_norms, total
 
 
 class Decay:
@@ -31,31 +29,20 @@ class Decay:
 
     def __init__(self, trainable: Mapping[str, nn.Parameter], rates: Mapping[str, float]) -> None:
         self.rates = {name: rate for name, rate in rates.items() if rate and name in trainable}
-        self._trainable = trainable
-        self._parameters: dict[str, Tensor] = {}
+        # all at once: one after the other between other work, each takes several times as long
+        self.parameters = {name: trainable[name].detach() for name in self.rates}
+        if not all(parameter.dtype == torch.float32 for parameter in self.parameters.values()):
+            self.parameters = {name: at_least_float32(parameter) for name, parameter in self.parameters.items()}
         self._lengths: dict[str, float] = {}
+        self._totals: dict[int, tuple[Tensor, float]] = {}
 
     def __bool__(self) -> bool:
         return bool(self.rates)
 
-    def __contains__(self, name: object) -> bool:
-        return name in self.rates
-
-    def is_large(self, name: str) -> bool:
-        """Whether it decays and has so many numbers that its per-example gradients are better not held for it."""
-        return name in self.rates and self._trainable[name].numel() > _SMALL
-
-    def parameter(self, name: str) -> Tensor:
-        """theta"""
-        found = self._parameters.get(name)
-        if found is None:
-            found = self._parameters[name] = at_least_float32(self._trainable[name].detach())
-        return found
-
     def length(self, name: str) -> float:
         """|theta|"""
         if name not in self._lengths:
-            parameter = self.parameter(name)
+            parameter = self.parameters[name]
             if kernels.usable(parameter):
                 self._lengths[name] = math.sqrt(kernels.square(parameter))
             else:
@@ -68,19 +55,23 @@ class Decay:
 
     def add_to(self, gradient: Tensor, name: str, factor: float = 1.0) -> Tensor:
         """The gradient, or a row of them, with factor * rate * theta added in place."""
-        return gradient.add_(self.parameter(name), alpha=factor * self.rates[name])
+        return gradient.add_(self.parameters[name], alpha=factor * self.rates[name])
 
-    def of(self, name: str) -> tuple[Tensor, float] | None:
-        """The parameter and its rate, if it decays."""
-        return (self.parameter(name), self.rates[name]) if name in self.rates else None
+    def total(self, factors: Tensor) -> float:
+        """What the factors of a group add up to: for all of its parameters computed once."""
+        found = self._totals.get(id(factors))
+        if found is None:  # the factors themselves are kept, so that no others get their number
+            found = self._totals[id(factors)] = factors, total(factors)
+        return found[1]
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Toward:
     """Asks a rule for `Contribution.along`, or for a way that has the decay in it already: `decay` of the weight of this `name`.
-    `outputs` is what the call gave, if it was kept; else it is computed once more.
+    `kept` is what the call gave, if it was kept. If it is wanted and was not, it is computed once more, and the call's `place`
+    goes among those that are `wanted`.
 
-    *Guarantee.* Plain data.
+    *Guarantee.* Plain data; outputs are the call's own, kept or computed once more.
 
     >>> toward = Toward(Decay({"w": nn.Parameter(torch.tensor([3.0, 4.0]))}, {"w": 0.5}), "w")
     >>> toward.length, toward.rate
@@ -89,19 +80,26 @@ class Toward:
 
     decay: Decay
     name: str
-    outputs: Tensor | None = None
+    kept: Tensor | None = None
+    wanted: set[int] | None = None
+    place: int = 0
+    weight: Tensor = field(init=False)
+    rate: float = field(init=False)
 
-    @property
-    def weight(self) -> Tensor:
-        return self.decay.parameter(self.name)
+    def __post_init__(self) -> None:
+        self.weight, self.rate = self.decay.parameters[self.name], self.decay.rates[self.name]
+
+    def outputs(self, again: Callable[[], Tensor]) -> Tensor:
+        """What the call gave; computed `again` if it was not kept."""
+        if self.kept is not None:
+            return self.kept
+        if self.wanted is not None:
+            self.wanted.add(self.place)
+        return again()
 
     @property
     def length(self) -> float:
         return self.decay.length(self.name)
-
-    @property
-    def rate(self) -> float:
-        return self.decay.rates[self.name]
 
     @property
     def square(self) -> float:
