@@ -351,7 +351,10 @@ def test_norms_without_gradients(instructions: str, case: tuple[nn.Conv2d, Tenso
         geometry(layer),
         scale=scale if scaled else None,
         outputs=outputs.float(),
+        totals=True,
     )
+    fewer = kernels.conv_norms(images.float(), gradients.float(), geometry(layer), outputs=outputs.float())
+    assert torch.equal(fewer.sums, found.sums[:, :2])
     norms = (expected * scale.double().view(-1, 1, 1, 1)).square().sum(dim=(1, 2, 3, 4))
     assert ((found.squares - norms).abs() <= 4 * torch.finfo(torch.float32).eps * found.size + 1e-6 * norms).all()
     sizes = F.conv2d(

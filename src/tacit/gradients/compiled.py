@@ -118,9 +118,13 @@ class CompiledConv:
         self._bias, self.found = found.bias, found
         return found
 
-    def norms(self, *, scale: Tensor | None = None, outputs: Tensor | None = None) -> kernels.ConvNorms:
+    def norms(
+        self, *, scale: Tensor | None = None, outputs: Tensor | None = None, totals: bool = False
+    ) -> kernels.ConvNorms:
         """What Gram matrices tell of the gradients; only if windows lie one pixel apart."""
-        found = kernels.conv_norms(self.images, self.gradients, self.geometry, scale=scale, outputs=outputs)
+        found = kernels.conv_norms(
+            self.images, self.gradients, self.geometry, scale=scale, outputs=outputs, totals=totals
+        )
         self._bias, self.found = found.bias, found
         return found
 

@@ -47,7 +47,10 @@ class _Call:
         if self.toward is not None:
             table, rate = self.toward.weight, self.toward.rate
         found = kernels.embedding_sums(self.tokens, self.g, table, self.module.padding_idx, rate)
-        return found.norms, found.weighted_sum
+        toward = self.toward
+        if toward is None:
+            return found.norms, found.weighted_sum
+        return found.norms, lambda factors: found.weighted_sum(factors, toward.decay.total(factors))
 
     def per_example(self) -> Tensor:
         batch, g = len(self.tokens), self._without_padding()

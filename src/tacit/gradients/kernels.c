@@ -114,10 +114,10 @@ typedef void (*NormExample)(const Norm *, const float *, const float *, const fl
 typedef void (*OuterExample)(const float *, long, const float *, long, const float *, const float *, double *);
 typedef void (*Beside)(const float *, const float *, float, float *, long);
 typedef double (*Square)(const float *, long);
-typedef double (*Inner)(const float *, const float *, long);
 typedef long (*Gather)(const Tokens *, long, const int64_t *, const float *, float *, int64_t *, long *);
 typedef void (*Scatter)(const Tokens *, const float *, const int64_t *, const float *, const float *, float, long, long, float *);
-typedef double (*GhostExample)(const Conv *, const float *, const float *, const float *, const float *, float *, double *, float *);
+typedef void (*HeldNorms)(const float *, const int64_t *, long, long, const float *, double *, double *);
+typedef double (*GhostExample)(const Conv *, const float *, const float *, const float *, int, const float *, float *, double *, float *);
 
 typedef struct {
     const char *name;
@@ -127,14 +127,14 @@ typedef struct {
     OuterExample outer;
     Beside beside;
     Square square;
-    Inner inner;
     Gather gather;
+    HeldNorms held_norms;
     Scatter scatter;
 } Version;
 
 #define VERSION(set) \
     {#set, conv_example_##set, conv_example_across_##set, ghost_example_##set, norm_example_##set, layer_norm_example_##set, \
-     outer_example_##set, beside_##set, square_##set, inner_##set, gather_##set, scatter_##set}
+     outer_example_##set, beside_##set, square_##set, gather_##set, held_norms_##set, scatter_##set}
 static const Version versions[] = {
     VERSION(any),
 #if defined(__x86_64__)
@@ -171,6 +171,27 @@ static int choose(const char *wanted)
 static float *scratch_of(long floats)
 {
     return aligned_alloc(64, round_up(floats * (long)sizeof(float), 64) + 64);
+}
+
+/* The sum of the squares of `count` numbers: in double precision, in pieces whose sums are added up in order, so that it does not depend
+ * on the number of threads. -1 without memory. */
+static double squares_of(const float *x, long count, int threads)
+{
+    enum { PIECE = 1 << 14 };
+    const long pieces = (count + PIECE - 1) / PIECE;
+    if (pieces == 1)
+        return chosen.square(x, count);
+    const Square of = chosen.square;
+    double *sums = malloc((pieces + 1) * sizeof(double)), sum = 0;
+    if (!sums)
+        return -1;
+#pragma omp parallel for num_threads(threads) if (pieces > 2)
+    for (long i = 0; i < pieces; i++)
+        sums[i] = of(x + i * PIECE, i + 1 < pieces ? PIECE : count - i * PIECE);
+    for (long i = 0; i < pieces; i++)
+        sum += sums[i];
+    free(sums);
+    return sum;
 }
 
 /* Of one example's sums by channel ([squares, bias, totals, along][out]) the squared norm of its gradient, with what rounding may
@@ -290,9 +311,9 @@ static PyObject *conv_norms(PyObject *self, PyObject *args)
 {
     Conv s;
     Py_ssize_t x_at, g_at, y_at, scale_at, norms_at, sums_at;
-    int threads;
-    if (!PyArg_ParseTuple(args, "nnnnnn(llll)(lll)(llll)i", &x_at, &g_at, &y_at, &scale_at, &norms_at, &sums_at, &s.batch, &s.height,
-                          &s.width, &s.in, &s.rows, &s.columns, &s.out, &s.kernel_height, &s.kernel_width, &s.top, &s.left,
+    int totals, threads;
+    if (!PyArg_ParseTuple(args, "nnnnnn(llll)(lll)(llll)pi", &x_at, &g_at, &y_at, &scale_at, &norms_at, &sums_at, &s.batch, &s.height,
+                          &s.width, &s.in, &s.rows, &s.columns, &s.out, &s.kernel_height, &s.kernel_width, &s.top, &s.left, &totals,
                           &threads))
         return NULL;
     s.stride_height = s.stride_width = 1;
@@ -305,7 +326,7 @@ static PyObject *conv_norms(PyObject *self, PyObject *args)
     const long pixels = s.padded_height * s.padded_width, positions = s.rows * s.columns;
     const long wide = round_up(pixels, WIDEST), across = round_up(positions, WIDEST);
     const long floats = (s.in + pixels + 1) * wide + (s.out + positions + 1) * across + WIDEST;
-    const long image = s.height * s.width * s.in, map = positions * s.out, sum = (y ? 3 : 1) * s.out;
+    const long image = s.height * s.width * s.in, map = positions * s.out, sum = (totals ? 3 : y ? 2 : 1) * s.out;
     const GhostExample example = chosen.ghost;
     int failed = 0;
     Py_BEGIN_ALLOW_THREADS
@@ -317,8 +338,8 @@ static PyObject *conv_norms(PyObject *self, PyObject *args)
         for (long i = 0; i < s.batch; i++)
             if (scratch) {
                 double size[2];
-                norms[3 * i] = example(&s, x + i * image, g + i * map, y ? y + i * map : NULL, scale, sums + i * sum, size,
-                                            scratch);
+                norms[3 * i] = example(&s, x + i * image, g + i * map, y ? y + i * map : NULL, totals, scale, sums + i * sum, size,
+                                       scratch);
                 norms[3 * i + 1] = size[0];
                 norms[3 * i + 2] = size[1];
             }
@@ -375,19 +396,23 @@ static PyObject *outer_norms(PyObject *self, PyObject *args)
         return NULL;
     const float *a = (const float *)a_at, *g = (const float *)g_at, *y = (const float *)y_at, *bias = (const float *)bias_at;
     double *norms = (double *)norms_at;
-    const double of_bias = bias ? sqrt(chosen.square(bias, out)) : 0;
-    const double length = weight_at ? sqrt(chosen.square((const float *)weight_at, in * out)) : 0;
     const OuterExample example = chosen.outer;
+    int failed = 0;
     Py_BEGIN_ALLOW_THREADS
+    const double of_bias = bias ? sqrt(chosen.square(bias, out)) : 0;
+    const double squares = weight_at ? squares_of((const float *)weight_at, in * out, threads) : 0, length = sqrt(squares);
+    failed = squares < 0;
 #pragma omp parallel for num_threads(threads) if (batch * (in + out) > 1 << 18)
     for (long i = 0; i < batch; i++) {
         double sums[3];
         example(a + i * in, in, g + i * out, out, y ? y + i * out : NULL, bias, sums);
         norms[i] = sums[0] * sums[1];
         if (y)
-            norms[i] += rate * (2 * (sums[2] + allowance * sqrt(sums[1]) * (length * sqrt(sums[0]) + of_bias)) + rate * length * length);
+            norms[i] += rate * (2 * (sums[2] + allowance * sqrt(sums[1]) * (length * sqrt(sums[0]) + of_bias)) + rate * squares);
     }
     Py_END_ALLOW_THREADS
+    if (failed)
+        return PyErr_NoMemory();
     Py_RETURN_NONE;
 }
 
@@ -408,7 +433,8 @@ static PyObject *embedding_sums(PyObject *self, PyObject *args)
     double *norms = (double *)norms_at;
     enum { NO_MEMORY = 1, NO_TOKEN = 2 };
     Py_BEGIN_ALLOW_THREADS
-    const double decay = weight ? rate * rate * chosen.square(weight, s.rows * s.width) : 0;
+    const double length = weight ? squares_of(weight, s.rows * s.width, threads) : 0, decay = rate * rate * length;
+    failed |= length < 0 ? NO_MEMORY : 0;
 #pragma omp parallel num_threads(threads) firstprivate(s) reduction(| : failed)
     {
         long *place = calloc(s.rows, sizeof(long));
@@ -418,10 +444,11 @@ static PyObject *embedding_sums(PyObject *self, PyObject *args)
             const long first = i * s.positions;
             const long rows = place ? chosen.gather(&s, i, (const int64_t *)tokens_at, (const float *)g_at, sums, held, place) : 0;
             failed |= rows < 0 ? NO_TOKEN : 0;
-            const double squares = rows > 0 ? chosen.square(sums + first * s.width, rows * s.width) : 0;
-            double along = 0;
-            for (long k = first; weight && k < first + rows; k++)
-                along += chosen.inner(sums + k * s.width, weight + held[k] * s.width, s.width);
+            double squares = 0, along = 0;
+            if (rows > 0 && weight)
+                chosen.held_norms(sums + first * s.width, held + first, rows, s.width, weight, &squares, &along);
+            else if (rows > 0)
+                squares = chosen.square(sums + first * s.width, rows * s.width);
             norms[i] = squares + 2 * rate * along + decay;
             if (weight)
                 norms[i] += 2 * (double)(s.rows * s.width) * DBL_EPSILON * (squares + decay);
@@ -483,31 +510,19 @@ static PyObject *beside(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
-/* The sum of the squares of `count` numbers: in double precision, in pieces whose sums are added up in order, so that it does not depend
- * on the number of threads. */
+/* As `squares_of`. */
 static PyObject *square(PyObject *self, PyObject *args)
 {
-    enum { PIECE = 1 << 14 };
     Py_ssize_t x_at;
     long count;
     int threads;
+    double sum;
     if (!PyArg_ParseTuple(args, "nli", &x_at, &count, &threads))
         return NULL;
-    const float *x = (const float *)x_at;
-    const long pieces = (count + PIECE - 1) / PIECE;
-    const Square of = chosen.square;
-    double *sums = malloc((pieces + 1) * sizeof(double)), sum = 0;
-    if (!sums)
-        return PyErr_NoMemory();
     Py_BEGIN_ALLOW_THREADS
-#pragma omp parallel for num_threads(threads) if (pieces > 4)
-    for (long i = 0; i < pieces; i++)
-        sums[i] = of(x + i * PIECE, i + 1 < pieces ? PIECE : count - i * PIECE);
+    sum = squares_of((const float *)x_at, count, threads);
     Py_END_ALLOW_THREADS
-    for (long i = 0; i < pieces; i++)
-        sum += sums[i];
-    free(sums);
-    return PyFloat_FromDouble(sum);
+    return sum < 0 ? PyErr_NoMemory() : PyFloat_FromDouble(sum);
 }
 
 /* A weight [out][kernel] standardised by row: u_c = (w_c - mean) s_c with s_c = (kernel (variance + eps))^(-1/2). Written are u, like

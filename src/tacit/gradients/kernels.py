@@ -272,8 +272,8 @@ class ConvNorms:
     """What Gram matrices give, an example at a time ([batch]): the squared norm of the weight gradient, `size`, which is
     sum_t |a_t|^2 sum_t |g_t|^2, of which `gradient_size` is the second factor, and `allowance`, by which rounding may have made
     the norm too small: as in `contribution.rounding_allowance`, and what is lost where squares are too small for a float. `sums`
-    ([batch, 1 or 3, out]) are sum_t g_t, the bias's gradient, and, if the outputs y were given, sum_t g_t sum(a_t) and
-    sum_t g_t y_t.
+    ([batch, 1 to 3, out]) are sum_t g_t, the bias's gradient; if the outputs y were given, sum_t g_t y_t; and if `totals` were
+    asked for, sum_t g_t sum(a_t).
 
     *Guarantee.* Row i comes from example i alone.
 
@@ -292,20 +292,27 @@ class ConvNorms:
         return self.sums[:, 0]
 
     @property
-    def totals(self) -> Tensor:
+    def along(self) -> Tensor:
         return self.sums[:, 1]
 
     @property
-    def along(self) -> Tensor:
+    def totals(self) -> Tensor:
         return self.sums[:, 2]
 
 
 def conv_norms(
-    x: Tensor, g: Tensor, geometry: Geometry, *, scale: Tensor | None = None, outputs: Tensor | None = None
+    x: Tensor,
+    g: Tensor,
+    geometry: Geometry,
+    *,
+    scale: Tensor | None = None,
+    outputs: Tensor | None = None,
+    totals: bool = False,
 ) -> ConvNorms:
     """Squared norms of the per-example weight gradients without the gradients, for windows one pixel apart.
 
-    `scale` ([out]) multiplies the output gradient of each channel first, for the norms and their rounding alone.
+    `scale` ([out]) multiplies the output gradient of each channel first, for the norms and their rounding alone. `totals` are
+    only to be had with `outputs`.
 
     *Guarantee.* Row i comes from row i of `x` and `g` (and `outputs`) alone.
 
@@ -318,7 +325,8 @@ def conv_norms(
     (batch, channels, height, width), (same_batch, out, down, along) = x.shape, g.shape
     assert batch == same_batch
     norms = x.new_empty(batch, 3, dtype=torch.float64)  # not torch.empty, whose type and device are for others to set
-    sums = x.new_empty(batch, 1 if outputs is None else 3, out)
+    assert outputs is not None or not totals
+    sums = x.new_empty(batch, 3 if totals else 1 if outputs is None else 2, out)
     if outputs is not None:
         outputs = _dense(outputs)
         assert outputs.shape == g.shape
@@ -335,6 +343,7 @@ def conv_norms(
         (batch, height, width, channels),
         (down, along, out),
         (*geometry.kernel, *geometry.padding),
+        totals,
         torch.get_num_threads(),
     )
     real = torch.finfo(torch.float32)
@@ -415,14 +424,15 @@ class EmbeddingSums:
     weight: Tensor | None
     rate: float
 
-    def weighted_sum(self, factors: Tensor) -> Tensor:
-        """Of the whole table."""
+    def weighted_sum(self, factors: Tensor, together: float | None = None) -> Tensor:
+        """Of the whole table. `together` is what the factors add up to, where that is known already."""
         factors = factors.to(torch.float32).contiguous()
         _, _, width, rows, _ = self.sizes
         assert factors.shape == self.norms.shape
         found = self.sums.new_empty(rows, width)
-        amount = 0.0 if self.weight is None else self.rate * total(factors)
-        weight = 0 if self.weight is None else self.weight.data_ptr()
+        weight, amount = 0, 0.0
+        if self.weight is not None:
+            weight, amount = self.weight.data_ptr(), self.rate * (total(factors) if together is None else together)
         places = (tensor.data_ptr() for tensor in (self.sums, self.tokens, factors))
         _kernels.embedding_add(*places, weight, found.data_ptr(), self.sizes, amount, torch.get_num_threads())
         return found

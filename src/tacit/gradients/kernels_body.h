@@ -308,11 +308,31 @@ TARGET static inline float NAME(dot)(const float *a, const float *b, long length
     return sum;
 }
 
+/* sums[k] = sum_p g[p][k] * by[p][k], or times one number a row (`by_row` 1), or, without `by`, as it is. */
+TARGET static void NAME(column_sums)(const float *g, const float *by, long by_row, long rows, long columns, float *sums)
+{
+    long k = 0;
+    for (; k + LANES <= columns; k += LANES) {
+        VECTOR sum = {0};
+        for (long p = 0; p < rows; p++) {
+            const VECTOR value = *(const VECTOR *)(g + p * columns + k);
+            sum += by == NULL ? value : by_row == 1 ? value * by[p] : value * *(const VECTOR *)(by + p * columns + k);
+        }
+        *(VECTOR *)(sums + k) = sum;
+    }
+    for (; k < columns; k++) {
+        float sum = 0;
+        for (long p = 0; p < rows; p++)
+            sum += by == NULL ? g[p * columns + k] : g[p * columns + k] * (by_row == 1 ? by[p] : by[p * columns + k]);
+        sums[k] = sum;
+    }
+}
+
 /* The squared norm of one example's weight gradient, without the gradient:
  * sum over pairs of output positions t, s of <g_t, g_s> <a_t, a_s>, with a_t the window at t. For windows one pixel apart,
  * <a_t, a_s> is a sum of entries of the pixels' Gram matrix along a diagonal. Pairs are taken once, t before s.
- * `sums` gets sum_t g_t and, if the layer's outputs y are given, sum_t g_t sum(a_t) and sum_t g_t y_t, a channel at a time. */
-TARGET static double NAME(ghost_example)(const Conv *s, const float *x, const float *g, const float *y, const float *scale,
+ * `sums` gets sum_t g_t; if the layer's outputs y are given, sum_t g_t y_t; and if `totals`, sum_t g_t sum(a_t): a channel at a time. */
+TARGET static double NAME(ghost_example)(const Conv *s, const float *x, const float *g, const float *y, int totals, const float *scale,
                                          float *sums, double *size, float *scratch)
 {
     const long pixels = s->padded_height * s->padded_width, positions = s->rows * s->columns;
@@ -337,28 +357,23 @@ TARGET static double NAME(ghost_example)(const Conv *s, const float *x, const fl
     }
     memset(gradients, 0, s->out * across * sizeof(float));
     NAME(turn)(g, positions, s->out, scale, gradients, across);
-    for (long k = 0; k < (y ? 3 : 1) * s->out; k++)
-        sums[k] = 0;
-    for (long p = 0; p < positions; p++)
-        for (long k = 0; k < s->out; k++)
-            sums[k] += g[p * s->out + k];
-    if (y) {
-        float *pixel_sums = space, *totals = sums + s->out, *along = sums + 2 * s->out;
+    NAME(column_sums)(g, NULL, 0, positions, s->out, sums);
+    if (y)
+        NAME(column_sums)(g, y, s->out, positions, s->out, sums + s->out);
+    if (totals) {
+        float *pixel_sums = space, *windows = space + wide;
         for (long q = 0; q < pixels; q++)
             pixel_sums[q] = 0;
         for (long k = 0; k < s->in; k++)
             for (long q = 0; q < pixels; q++)
                 pixel_sums[q] += turned[k * wide + q];
         for (long p = 0; p < positions; p++) {
-            float window = 0;
+            windows[p] = 0;
             for (long di = 0; di < s->kernel_height; di++)
                 for (long dj = 0; dj < s->kernel_width; dj++)
-                    window += pixel_sums[(p / s->columns + di) * s->padded_width + p % s->columns + dj];
-            for (long k = 0; k < s->out; k++) {
-                totals[k] += g[p * s->out + k] * window;
-                along[k] += g[p * s->out + k] * y[p * s->out + k];
-            }
+                    windows[p] += pixel_sums[(p / s->columns + di) * s->padded_width + p % s->columns + dj];
         }
+        NAME(column_sums)(g, windows, 1, positions, s->out, sums + 2 * s->out);
     }
     NAME(gram)(turned, s->in, pixels, wide, left);
     NAME(gram)(gradients, s->out, positions, across, right);
@@ -536,22 +551,20 @@ TARGET static double NAME(square)(const float *x, long count)
     return sum;
 }
 
-/* <a, b> in double precision. */
-TARGET static double NAME(inner)(const float *a, const float *b, long count)
-{
-    double sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (long k = 0; k < count; k++)
-        sum += (double)a[k] * b[k];
-    return sum;
-}
-
 /* Of one product g a^T: |a|^2, |g|^2, and, if the output y = W a + b is given, <g, y - b>. */
 TARGET static void NAME(outer_example)(const float *a, long in, const float *g, long out, const float *y, const float *bias,
                                        double *sums)
 {
-    sums[0] = NAME(square)(a, in), sums[1] = NAME(square)(g, out);
-    sums[2] = (y ? NAME(inner)(g, y, out) : 0) - (y && bias ? NAME(inner)(g, bias, out) : 0);
+    double along = 0;
+    if (y && bias)
+#pragma omp simd reduction(+ : along)
+        for (long k = 0; k < out; k++)
+            along += (double)g[k] * ((double)y[k] - bias[k]);
+    else if (y)
+#pragma omp simd reduction(+ : along)
+        for (long k = 0; k < out; k++)
+            along += (double)g[k] * y[k];
+    sums[0] = NAME(square)(a, in), sums[1] = NAME(square)(g, out), sums[2] = along;
 }
 
 /* to = from + rate * more (nothing more if NULL) */
@@ -594,6 +607,33 @@ TARGET static long NAME(gather)(const Tokens *s, long example, const int64_t *to
     for (long k = rows; k < s->positions; k++)
         held[first + k] = -1;
     return rows;
+}
+
+/* What `gather` left of one example: the sum of its squares, and its inner product with the weight's rows of the same tokens. */
+TARGET static void NAME(held_norms)(const float *sums, const int64_t *held, long rows, long width, const float *weight, double *squares,
+                                    double *along)
+{
+    DOUBLES square[2] = {{0}}, product[2] = {{0}};
+    double more_squares = 0, more_products = 0;
+    for (long t = 0; t < rows; t++) {
+        const float *sum = sums + t * width, *w = weight + held[t] * width;
+        long k = 0;
+        for (; k + LANES <= width; k += LANES)
+            for (int part = 0; part < 2; part++) {
+                const DOUBLES value = __builtin_convertvector(*(const HALF *)(sum + k + part * LANES / 2), DOUBLES);
+                square[part] += value * value;
+                product[part] += value * __builtin_convertvector(*(const HALF *)(w + k + part * LANES / 2), DOUBLES);
+            }
+        for (; k < width; k++) {
+            more_squares += (double)sum[k] * sum[k];
+            more_products += (double)sum[k] * w[k];
+        }
+    }
+    for (int lane = 0; lane < LANES / 2; lane++) {
+        more_squares += square[0][lane] + square[1][lane];
+        more_products += product[0][lane] + product[1][lane];
+    }
+    *squares = more_squares, *along = more_products;
 }
 
 /* Columns from `first` to `end` of the sums of all examples, each with its factor, in the rows of their tokens; then `amount` times the

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +21,7 @@ from tacit.gradients.toward import Decay, Toward
 from tacit.privacy.clipping import Clipping
 from tacit.privacy.validation import UserError
 
-# Weights with at most so many numbers are held with the other small gradients, and decay there.
+# But for linear layers', weights with at most so many numbers are held with the other small gradients, and decay there.
 _SMALL = 512
 
 
@@ -61,18 +60,18 @@ def contributions(
         toward = None
         weight = unit.parameters.get("weight")
         # on the CPU: elsewhere products may be made in less than float32
-        if decay is not None and weight in decay.rates and gradient.is_cpu and _asks(decay, unit, weight, inputs):
+        if (
+            decay is not None
+            and weight in decay.rates
+            and gradient.is_cpu
+            and (unit.rule is linear or decay.parameters[weight].numel() > _SMALL)
+        ):
             kept = call.kept
             if kept is not None and (kept.dtype != gradient.dtype or kept._version != call.kept_version):
                 kept = None  # rounded to less than the inner products are made in, or changed since
             toward = Toward(decay, weight, kept, wanted, call.place)
         found = _by_rule(unit.rule, unit.module, inputs, gradient, layout.views, toward)
     return {name: found[inner] for inner, name in unit.parameters.items()}
-
-
-def _asks(decay: Decay, unit: Unit, weight: str, inputs: Tensor) -> bool:
-    """Whether its rule is asked to see to its weight's decay: where that costs less than to hold a small weight's gradients."""
-    return decay.parameters[weight].numel() > _SMALL or (unit.rule is linear and inputs.dim() == 2)
 
 
 def _by_rule(
@@ -84,7 +83,8 @@ def _by_rule(
     if toward is not None and rule in (linear, embedding):
         if views > 1:
             inputs, gradient = by_view(inputs, views), by_view(gradient, views)
-            toward = replace(toward, kept=None if toward.kept is None else by_view(toward.kept, views))
+            kept = None if toward.kept is None else by_view(toward.kept, views)
+            toward = Toward(toward.decay, toward.name, kept, toward.wanted, toward.place)
         return rule(module, inputs, gradient, toward)
     if views == 1:
         return rule(module, inputs, gradient)

@@ -187,7 +187,7 @@ def _ghost(module: nn.Conv2d, inputs: Tensor, gradients: Tensor, u: Tensor, scal
 
 def _ghost_compiled(compiled: CompiledConv, u: Tensor, scale: Tensor, outputs: Tensor) -> _Parts:
     s = scale.flatten()
-    found = compiled.norms(scale=s, outputs=outputs)
+    found = compiled.norms(scale=s, outputs=outputs, totals=True)
 
     def add(factors: Tensor) -> Tensor:
         return compiled.second_pass(factors) * scale.unsqueeze(1)

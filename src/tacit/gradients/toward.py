@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +30,7 @@ class Decay:
         self.rates = {name: rate for name, rate in rates.items() if rate and name in trainable}
         # all at once: one after the other between other work, each takes several times as long
         self.parameters = {name: trainable[name].detach() for name in self.rates}
-        if not all(parameter.dtype == torch.float32 for parameter in self.parameters.values()):
+        if {parameter.dtype for parameter in self.parameters.values()} != {torch.float32}:
             self.parameters = {name: at_least_float32(parameter) for name, parameter in self.parameters.items()}
         self._lengths: dict[str, float] = {}
         self._totals: dict[int, tuple[Tensor, float]] = {}
@@ -65,7 +64,6 @@ class Decay:
         return found[1]
 
 
-@dataclass(slots=True)
 class Toward:
     """Asks a rule for `Contribution.along`, or for a way that has the decay in it already: `decay` of the weight of this `name`.
     `kept` is what the call gave, if it was kept. If it is wanted and was not, it is computed once more, and the call's `place`
@@ -78,16 +76,11 @@ class Toward:
     (5.0, 0.5)
     """
 
-    decay: Decay
-    name: str
-    kept: Tensor | None = None
-    wanted: set[int] | None = None
-    place: int = 0
-    weight: Tensor = field(init=False)
-    rate: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.weight, self.rate = self.decay.parameters[self.name], self.decay.rates[self.name]
+    def __init__(
+        self, decay: Decay, name: str, kept: Tensor | None = None, wanted: set[int] | None = None, place: int = 0
+    ) -> None:
+        self.decay, self.name, self.kept, self.wanted, self.place = decay, name, kept, wanted, place
+        self.weight, self.rate = decay.parameters[name], decay.rates[name]
 
     def outputs(self, again: Callable[[], Tensor]) -> Tensor:
         """What the call gave; computed `again` if it was not kept."""
