@@ -248,6 +248,40 @@ def test_half_precision_is_as_exact_as_its_gradients() -> None:
         assert float((found.gradients[name] - gradient).norm()) <= 0.05 * EXAMPLES
 
 
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (nn.Linear(64, 64, bias=False), (64,)),
+        (nn.Linear(32, 64), (5, 32)),
+        (nn.Conv2d(32, 64, 1, bias=False), (32, 2, 2)),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("engine", ["auto", "ghost"])
+def test_outputs_in_half_precision_never_stand_for_an_inner_product(
+    layer: nn.Module, shape: tuple[int, ...], engine: str
+) -> None:
+    """They are rounded to eight bits: where decay nearly cancels a gradient, norms made with them could be far too small."""
+    layer, rule = layer.bfloat16(), linear if isinstance(layer, nn.Linear) else conv
+    grad = ClippedGradient(
+        layer,
+        loss=lambda outputs, targets: (outputs * targets).flatten(1).sum(dim=1),
+        clipping=Flat(1e9),
+        engine=engine,
+        weight_decay={"weight": 1.0},
+    )
+    for seed in range(50):
+        torch.manual_seed(seed)
+        inputs = torch.randn(8, *shape).bfloat16()
+        targets = torch.randn_like(layer(inputs)).detach()
+        exact = rule(layer, inputs.float(), targets.float())["weight"].per_example()
+        with torch.no_grad():
+            layer.weight.copy_(-exact[seed % 8])
+        norms = grad(inputs, targets).norms[:, 0].double()  # from the second batch on, outputs are kept
+        left = (exact.double() + layer.weight.detach().double()).flatten(1).norm(dim=1)
+        assert (norms >= left * (1 - 1e-6)).all()
+
+
 def test_outputs_are_kept_only_where_norms_come_from_them() -> None:
     """The last layer's weights are few enough to be held; a convolution's gradients are made with their decay."""
     seen: dict[str, bool] = {}

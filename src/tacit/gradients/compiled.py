@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from tacit.gradients import kernels
@@ -55,32 +54,6 @@ def _outputs(module: Conv, inputs: Tensor, toward: Toward) -> Tensor:
     return toward.outputs(lambda: module._conv_forward(inputs, *_weights(module, inputs)))
 
 
-def along_found(found: kernels.ConvNorms, toward: Toward, bias: Tensor | None, window: int, positions: int) -> Tensor:
-    """From what the kernels found at the outputs: inner products of the gradients with the weight, and what rounding may have
-    taken from them, [batch].
-
-    A sum of n products has a rounding error of at most n eps/2 times the sum of their sizes: n eps/2 (|W| sqrt(sum |a_t|^2
-    sum |g_t|^2) + |b| sqrt(T sum |g_t|^2)) for T positions, where n counts those and what was added up in an output, of a
-    `window` of so many numbers; channels are added up in double precision.
-
-    *Guarantee.* Row i comes from example i alone.
-
-    >>> norms = kernels.ConvNorms(torch.ones(1), torch.ones(1), torch.ones(1), torch.full((1, 3, 2), 5.0), torch.zeros(1))
-    >>> from tacit.gradients.toward import Decay
-    >>> toward = Toward(Decay({"w": nn.Parameter(torch.ones(2, 1))}, {"w": 0.1}), "w")
-    >>> along_found(norms, toward, torch.tensor([1.0, 0.0]), 1, 1)  # 5 + 5, less 5 times the bias
-    tensor([5.0000], dtype=torch.float64)
-    """
-    # by NumPy, for which so few numbers take a fraction of the time
-    values = found.along.numpy().sum(axis=1, dtype=np.float64)
-    error = np.sqrt(found.size.numpy()) * toward.length
-    if bias is not None:
-        b = bias.detach().numpy().astype(np.float64)
-        values -= (found.bias.numpy() * b).sum(axis=1)
-        error += np.sqrt(found.gradient_size.numpy() * (positions * (b * b).sum()))
-    return torch.from_numpy(values + (window + positions + 8) * torch.finfo(torch.float32).eps / 2 * error)
-
-
 class CompiledConv:
     """One call of a convolution, for the kernels: what came in, and the gradient of what came out.
 
@@ -106,7 +79,6 @@ class CompiledConv:
         (rows, columns), (down, along) = module.kernel_size, module.stride
         self.geometry = kernels.Geometry((rows, columns), (down, along), zeros)
         self._bias: Tensor | None = None
-        self.found: kernels.ConvGradients | kernels.ConvNorms | None = None
 
     def instantiated(
         self, standardized: kernels.Standardized | None = None, decaying: Tensor | None = None, rate: float = 0.0
@@ -115,17 +87,13 @@ class CompiledConv:
         found = kernels.conv_gradients(
             self.images, self.gradients, self.geometry, standardized, self.views, decaying, rate
         )
-        self._bias, self.found = found.bias, found
+        self._bias = found.bias
         return found
 
-    def norms(
-        self, *, scale: Tensor | None = None, outputs: Tensor | None = None, totals: bool = False
-    ) -> kernels.ConvNorms:
-        """What Gram matrices tell of the gradients; only if windows lie one pixel apart."""
-        found = kernels.conv_norms(
-            self.images, self.gradients, self.geometry, scale=scale, outputs=outputs, totals=totals
-        )
-        self._bias, self.found = found.bias, found
+    def norms(self, **options: Any) -> kernels.ConvNorms:
+        """What Gram matrices tell of the gradients (options of `kernels.conv_norms`); only if windows lie one pixel apart."""
+        found = kernels.conv_norms(self.images, self.gradients, self.geometry, **options)
+        self._bias = found.bias
         return found
 
     @property
@@ -159,14 +127,16 @@ class CompiledConv:
         return found.norms, found.weighted_sum
 
     def ghost(self) -> tuple[Tensor, Add]:
-        """The way by Gram matrices."""
-        found = self.norms(outputs=None if self.toward is None else _outputs(self.module, self.inputs, self.toward))
-        return not_negative(found.squares) + found.allowance, self.second_pass
+        """The way by Gram matrices, with the decay that was asked for."""
+        toward = self.toward
+        if toward is None:
+            found = self.norms()
+            return not_negative(found.squares) + found.allowance, self.second_pass
+        bias = None if self.module.bias is None else self.module.bias.detach()
+        outputs = _outputs(self.module, self.inputs, toward)
+        found = self.norms(outputs=outputs, weight=toward.weight, bias=bias, rate=toward.rate)
 
-    def along(self) -> Tensor:
-        """After `ghost`, if it was asked for: see `along_found`."""
-        assert self.toward is not None
-        if not isinstance(self.found, kernels.ConvNorms):  # it was a way of another's
-            return along_conv(self.module, self.inputs, self.gradients, self.toward)
-        positions = math.prod(self.gradients.shape[2:])
-        return along_found(self.found, self.toward, self.module.bias, self.module.weight[0].numel(), positions)
+        def add(factors: Tensor) -> Tensor:
+            return toward.decay.add_to(self.second_pass(factors), toward.name, toward.decay.total(factors))
+
+        return not_negative(found.squares) + found.allowance + found.decay, add

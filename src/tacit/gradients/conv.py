@@ -43,10 +43,17 @@ def conv(
     # The Gram matrix of several views would have as many times as many rows *and* columns.
     ghost = partial(_ghost, module, inputs, gradients) if views == 1 else None
     if isinstance(module, nn.Conv2d) and fits(module, inputs, gradients):
-        compiled = CompiledConv(module, inputs, gradients, views, toward)
-        way = compiled.ghost if compiled.has_ghost else ghost
-        along = None if toward is None else compiled.along
-        weight = Contribution(compiled.per_example, way, compiled.held, cheaper, along, held_decays=toward is not None)
+        compiled, asked = CompiledConv(module, inputs, gradients, views, toward), toward is not None
+        by_kernel = compiled.has_ghost
+        weight = Contribution(
+            compiled.per_example,
+            compiled.ghost if by_kernel else ghost,
+            compiled.held,
+            cheaper,
+            None if toward is None or by_kernel else partial(along_conv, module, inputs, gradients, toward),
+            held_decays=asked,
+            ghost_decays=asked and by_kernel,
+        )
         return {"weight": weight, "bias": Contribution(compiled.bias)}
     along = None if toward is None else partial(along_conv, module, inputs, gradients, toward)
     return {

@@ -307,14 +307,30 @@ static PyObject *conv_gradients(PyObject *self, PyObject *args)
     Py_RETURN_NONE;
 }
 
+/* What the decay of a weight W adds to a squared norm, from the sums of `ghost_example`: 2 rate <g, y - b> + rate^2 |W|^2, where what
+ * rounding may have taken from <g, y - b> is allowed for, `allowance` times |W| |a| |g| + |b| |g| sqrt(positions). */
+static double decay_norm(const float *sums, const double *size, const float *bias, long out, long positions, double rate,
+                         double allowance, double weight_squares)
+{
+    double along = 0, bias_squares = 0;
+    for (long k = 0; k < out; k++) {
+        const double b = bias ? bias[k] : 0;
+        along += sums[out + k] - b * sums[k];
+        bias_squares += b * b;
+    }
+    const double error = sqrt(size[0] * size[1] * weight_squares) + sqrt(size[1] * positions * bias_squares);
+    return rate * (2 * (along + allowance * error) + rate * weight_squares);
+}
+
 static PyObject *conv_norms(PyObject *self, PyObject *args)
 {
     Conv s;
-    Py_ssize_t x_at, g_at, y_at, scale_at, norms_at, sums_at;
+    Py_ssize_t x_at, g_at, y_at, bias_at, weight_at, scale_at, norms_at, sums_at;
+    double rate, allowance;
     int totals, threads;
-    if (!PyArg_ParseTuple(args, "nnnnnn(llll)(lll)(llll)pi", &x_at, &g_at, &y_at, &scale_at, &norms_at, &sums_at, &s.batch, &s.height,
-                          &s.width, &s.in, &s.rows, &s.columns, &s.out, &s.kernel_height, &s.kernel_width, &s.top, &s.left, &totals,
-                          &threads))
+    if (!PyArg_ParseTuple(args, "nnnnnnnn(llll)(lll)(llll)ddpi", &x_at, &g_at, &y_at, &bias_at, &weight_at, &scale_at, &norms_at,
+                          &sums_at, &s.batch, &s.height, &s.width, &s.in, &s.rows, &s.columns, &s.out, &s.kernel_height, &s.kernel_width,
+                          &s.top, &s.left, &rate, &allowance, &totals, &threads))
         return NULL;
     s.stride_height = s.stride_width = 1;
     s.padded_height = s.rows - 1 + s.kernel_height;
@@ -330,6 +346,9 @@ static PyObject *conv_norms(PyObject *self, PyObject *args)
     const GhostExample example = chosen.ghost;
     int failed = 0;
     Py_BEGIN_ALLOW_THREADS
+    const double squares =
+        weight_at ? squares_of((const float *)weight_at, s.out * s.in * s.kernel_height * s.kernel_width, threads) : 0;
+    failed |= squares < 0;
 #pragma omp parallel num_threads(threads) firstprivate(s) reduction(| : failed)
     {
         float *scratch = scratch_of(floats);
@@ -337,11 +356,12 @@ static PyObject *conv_norms(PyObject *self, PyObject *args)
 #pragma omp for schedule(dynamic)
         for (long i = 0; i < s.batch; i++)
             if (scratch) {
-                double size[2];
-                norms[3 * i] = example(&s, x + i * image, g + i * map, y ? y + i * map : NULL, totals, scale, sums + i * sum, size,
-                                       scratch);
-                norms[3 * i + 1] = size[0];
-                norms[3 * i + 2] = size[1];
+                double *found = norms + 4 * i;
+                found[0] = example(&s, x + i * image, g + i * map, y ? y + i * map : NULL, totals, scale, sums + i * sum, found + 1,
+                                   scratch);
+                found[3] = weight_at ? decay_norm(sums + i * sum, found + 1, (const float *)bias_at, s.out, positions, rate, allowance,
+                                                  squares)
+                                     : 0;
             }
         free(scratch);
     }
@@ -413,6 +433,30 @@ static PyObject *outer_norms(PyObject *self, PyObject *args)
     Py_END_ALLOW_THREADS
     if (failed)
         return PyErr_NoMemory();
+    Py_RETURN_NONE;
+}
+
+/* In place: to a sum over examples with these factors, rate times the weight for each, which is as often as the factors add up to. */
+static PyObject *add_decay(PyObject *self, PyObject *args)
+{
+    Py_ssize_t sum_at, weight_at, factors_at;
+    long count, batch;
+    double rate, together = 0;
+    int threads;
+    if (!PyArg_ParseTuple(args, "nnnlldi", &sum_at, &weight_at, &factors_at, &count, &batch, &rate, &threads))
+        return NULL;
+    float *sum = (float *)sum_at;
+    const float *weight = (const float *)weight_at, *factors = (const float *)factors_at;
+    enum { PIECE = 1 << 14 };
+    const Beside beside = chosen.beside;
+    Py_BEGIN_ALLOW_THREADS
+    for (long i = 0; i < batch; i++)
+        together += factors[i];
+    const float amount = (float)(rate * together);
+#pragma omp parallel for num_threads(threads) if (count > 4 * PIECE)
+    for (long k = 0; k < count; k += PIECE)
+        beside(sum + k, weight + k, amount, sum + k, count - k < PIECE ? count - k : PIECE);
+    Py_END_ALLOW_THREADS
     Py_RETURN_NONE;
 }
 
@@ -636,6 +680,7 @@ static PyMethodDef methods[] = {
     {"conv_gradients", conv_gradients, METH_VARARGS, "Per-example weight gradients of a convolution, and sums over them."},
     {"conv_norms", conv_norms, METH_VARARGS, "Squared norms of per-example weight gradients, by Gram matrices."},
     {"outer_norms", outer_norms, METH_VARARGS, "Squared norms of products of an output gradient and an input, with weight decay or without."},
+    {"add_decay", add_decay, METH_VARARGS, "A weight's decay to a sum over examples."},
     {"embedding_sums", embedding_sums, METH_VARARGS, "Sums of output gradients by example and token, and their squared norms."},
     {"embedding_add", embedding_add, METH_VARARGS, "Those sums added up over the examples, with weight decay or without."},
     {"beside", beside, METH_VARARGS, "Rows of several tensors side by side, with weight decay or without, and their squared norms."},

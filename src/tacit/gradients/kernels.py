@@ -216,7 +216,8 @@ def conv_gradients(
     assert standardized is None or (standardized.across == across and len(standardized.scale) == out)
     if decaying is not None:
         assert standardized is None
-        assert decaying.dtype == torch.float32 and decaying.is_cpu
+        assert decaying.dtype == torch.float32
+        assert decaying.is_cpu
         if decaying.dim() == 2:
             assert (*decaying.shape, 1, 1) == (out, channels, *geometry.kernel)
             decaying = decaying.contiguous()
@@ -270,22 +271,22 @@ def _across(shape: tuple[int, ...]) -> bool:
 @dataclass(frozen=True)
 class ConvNorms:
     """What Gram matrices give, an example at a time ([batch]): the squared norm of the weight gradient, `size`, which is
-    sum_t |a_t|^2 sum_t |g_t|^2, of which `gradient_size` is the second factor, and `allowance`, by which rounding may have made
+    sum_t |a_t|^2 sum_t |g_t|^2, and `allowance`, by which rounding may have made
     the norm too small: as in `contribution.rounding_allowance`, and what is lost where squares are too small for a float. `sums`
     ([batch, 1 to 3, out]) are sum_t g_t, the bias's gradient; if the outputs y were given, sum_t g_t y_t; and if `totals` were
-    asked for, sum_t g_t sum(a_t).
+    asked for, sum_t g_t sum(a_t). `decay` is what the weight's decay adds to the squares, with its own allowance.
 
     *Guarantee.* Row i comes from example i alone.
 
-    >>> ConvNorms(torch.zeros(2), torch.zeros(2), torch.zeros(2), torch.zeros(2, 1, 4), torch.zeros(2)).bias.shape
+    >>> ConvNorms(torch.zeros(2), torch.zeros(2), torch.zeros(2, 1, 4), torch.zeros(2), torch.zeros(2)).bias.shape
     torch.Size([2, 4])
     """
 
     squares: Tensor
     size: Tensor
-    gradient_size: Tensor
     sums: Tensor
     allowance: Tensor
+    decay: Tensor
 
     @property
     def bias(self) -> Tensor:
@@ -308,13 +309,19 @@ def conv_norms(
     scale: Tensor | None = None,
     outputs: Tensor | None = None,
     totals: bool = False,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    rate: float = 0.0,
 ) -> ConvNorms:
     """Squared norms of the per-example weight gradients without the gradients, for windows one pixel apart.
 
-    `scale` ([out]) multiplies the output gradient of each channel first, for the norms and their rounding alone. `totals` are
-    only to be had with `outputs`.
+    `scale` ([out]) multiplies the output gradient of each channel first, for the norms and their rounding alone. `totals` and the
+    decay of the `weight`, by `rate`, are only to be had with `outputs`, in which the `bias` is.
 
-    *Guarantee.* Row i comes from row i of `x` and `g` (and `outputs`) alone.
+    *Guarantee.* Row i comes from row i of `x` and `g` (and `outputs`) alone. An output is a sum of K products and a bias, and
+    what is added up over T positions too, in float32: <G, W> is wrong by at most (K + T + 8) eps/2 times the sizes of what was
+    added up, |W| sqrt(sum |a_t|^2 sum |g_t|^2) + |b| sqrt(T sum |g_t|^2), by which it is raised; channels are added up in double
+    precision.
 
     >>> if usable(torch.zeros(1, 1, 1, 1)):
     ...     x, g = torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[10.0]]]])
@@ -324,8 +331,17 @@ def conv_norms(
     x, g = _dense(x), _dense(g)
     (batch, channels, height, width), (same_batch, out, down, along) = x.shape, g.shape
     assert batch == same_batch
-    norms = x.new_empty(batch, 3, dtype=torch.float64)  # not torch.empty, whose type and device are for others to set
-    assert outputs is not None or not totals
+    norms = x.new_empty(batch, 4, dtype=torch.float64)  # not torch.empty, whose type and device are for others to set
+    assert outputs is not None or not (totals or weight is not None)
+    if weight is not None:
+        assert scale is None
+        assert usable(weight)
+        assert weight.numel() == out * channels * math.prod(geometry.kernel)
+        weight = weight if _without_gaps(weight) else weight.contiguous()
+    if bias is not None:
+        bias = bias.contiguous()
+        assert bias.dtype == torch.float32
+        assert bias.shape == (out,)
     sums = x.new_empty(batch, 3 if totals else 1 if outputs is None else 2, out)
     if outputs is not None:
         outputs = _dense(outputs)
@@ -337,12 +353,16 @@ def conv_norms(
         x.data_ptr(),
         g.data_ptr(),
         0 if outputs is None else outputs.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        0 if weight is None else weight.data_ptr(),
         0 if scale is None else scale.data_ptr(),
         norms.data_ptr(),
         sums.data_ptr(),
         (batch, height, width, channels),
         (down, along, out),
         (*geometry.kernel, *geometry.padding),
+        rate,
+        (channels * math.prod(geometry.kernel) + down * along + 8) * torch.finfo(torch.float32).eps / 2,
         totals,
         torch.get_num_threads(),
     )
@@ -351,7 +371,7 @@ def conv_norms(
     summands = channels + math.prod(geometry.kernel) + out + down * along // 4 + 8  # positions four at a time, or more
     lost = real.tiny * (height * width * channels + down * along * out)
     allowance = summands * real.eps / 2 * size + lost * (norms[:, 1] + norms[:, 2])
-    return ConvNorms(norms[:, 0], size, norms[:, 2], sums, allowance)
+    return ConvNorms(norms[:, 0], size, sums, allowance, norms[:, 3])
 
 
 def outer_norms(
@@ -402,6 +422,29 @@ def outer_norms(
         torch.get_num_threads(),
     )
     return norms
+
+
+def add_decay(added: Tensor, weight: Tensor, factors: Tensor, rate: float) -> Tensor:
+    """To a sum over examples with these factors, `rate` times the weight for each of them: in place, where it lies in one piece.
+
+    *Guarantee.* The factors are added up in double precision.
+
+    >>> if usable(torch.zeros(1)):
+    ...     assert add_decay(torch.ones(2), torch.tensor([1.0, 2.0]), torch.tensor([0.5, 1.0]), 2.0).tolist() == [4.0, 7.0]
+    """
+    added, weight, factors = added.contiguous(), weight.contiguous(), factors.contiguous()
+    assert added.dtype == weight.dtype == factors.dtype == torch.float32
+    assert added.shape == weight.shape
+    _kernels.add_decay(
+        added.data_ptr(),
+        weight.data_ptr(),
+        factors.data_ptr(),
+        added.numel(),
+        factors.numel(),
+        rate,
+        torch.get_num_threads(),
+    )
+    return added
 
 
 @dataclass(frozen=True)

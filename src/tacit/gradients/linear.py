@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from tacit.gradients import kernels
-from tacit.gradients.compiled import along_found
 from tacit.gradients.contribution import (
     Add,
     Contribution,
@@ -57,11 +56,8 @@ def linear(
         return g.transpose(1, 2) @ a
 
     if compiled:
-        row = _Row(module, a, g, toward)
-        asked = toward is not None
-        weight = Contribution(
-            per_example, row.ghost, row.held, cheaper, row.along if asked else None, held_decays=asked
-        )
+        row, asked = _Row(module, a, g, toward), toward is not None
+        weight = Contribution(per_example, row.ghost, row.held, cheaper, held_decays=asked, ghost_decays=asked)
     else:
         along = None if toward is None else partial(_along, module, inputs, gradients, toward)
         weight = Contribution(per_example, partial(_ghost, a, g), None, cheaper, along)
@@ -70,21 +66,23 @@ def linear(
 
 def _along(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward) -> Tensor:
     outputs, bias = _outputs(module, a, toward)
+    bias = None if bias is None else bias.detach()
     return along_outputs(outputs.movedim(-1, 1), g.movedim(-1, 1), toward, bias, squared_norms(a), a.shape[-1])
 
 
 def _one_position(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward | None) -> dict[str, Contribution]:
     """One product an example: what most classifiers end with. Its norm is exact, since nothing can cancel."""
 
-    def scaled(factors: Tensor) -> Tensor:
-        return (g * factors.to(g.dtype).unsqueeze(1)).t()
-
     def add(factors: Tensor) -> Tensor:
-        return torch.mm(scaled(factors), a)
+        return torch.mm((g * factors.to(g.dtype).unsqueeze(1)).t(), a)
 
     def add_decaying(factors: Tensor) -> Tensor:
         assert toward is not None
-        return torch.addmm(toward.weight, scaled(factors), a, beta=toward.rate * toward.decay.total(factors))
+        return toward.decay.add_to(add(factors), toward.name, toward.decay.total(factors))
+
+    def add_by_kernel(factors: Tensor) -> Tensor:
+        assert toward is not None
+        return kernels.add_decay(add(factors), toward.weight, factors.to(g.dtype), toward.rate)
 
     def ghost() -> tuple[Tensor, Add]:
         if kernels.usable(a, g):
@@ -95,10 +93,11 @@ def _one_position(module: nn.Linear, a: Tensor, g: Tensor, toward: Toward | None
         assert toward is not None
         outputs, bias = _outputs(module, a, toward)
         if kernels.usable(a, g, outputs):
-            return kernels.outer_norms(a, g, outputs, bias, weight=toward.weight, rate=toward.rate), add_decaying
+            return kernels.outer_norms(a, g, outputs, bias, weight=toward.weight, rate=toward.rate), add_by_kernel
         length, of_gradient = _lengths(a, g)
         error = length * toward.length
         if bias is not None:
+            bias = bias.detach()
             outputs = outputs - bias
             error.add_(of_gradient, alpha=float(torch.linalg.vector_norm(bias)))
         along = (g * outputs).sum(dim=1, dtype=torch.float64)
@@ -124,11 +123,16 @@ def _lengths(a: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _outputs(module: nn.Linear, a: Tensor, toward: Toward) -> tuple[Tensor, Tensor | None]:
-    """What the layer gave, and the bias that is in it."""
-    bias = None if module.bias is None else module.bias.detach()
+    """What the layer gave, and the bias that is in it, which may be the parameter itself."""
+    bias: Tensor | None = module.bias
     if bias is not None and bias.dtype != a.dtype:
-        bias = bias.to(a.dtype)
-    return toward.outputs(lambda: F.linear(a, module.weight.detach().to(a.dtype), bias)), bias
+        bias = bias.detach().to(a.dtype)
+
+    def again() -> Tensor:
+        with torch.no_grad():
+            return F.linear(a, module.weight.to(a.dtype), bias)
+
+    return toward.outputs(again), bias
 
 
 def _ghost(a: Tensor, g: Tensor) -> tuple[Tensor, Add]:
@@ -154,7 +158,6 @@ class _Row:
 
     def __init__(self, module: nn.Linear, a: Tensor, g: Tensor, toward: Toward | None) -> None:
         self.module, self.a, self.g, self.toward = module, a, g, toward
-        self.found: kernels.ConvNorms | None = None
 
     def held(self) -> tuple[Tensor, Add]:
         weight, rate = None, 0.0
@@ -168,13 +171,22 @@ class _Row:
         return found.norms, add
 
     def ghost(self) -> tuple[Tensor, Add]:
-        outputs = None
-        if self.toward is not None:
-            outputs = _row(_outputs(self.module, self.a, self.toward)[0].reshape(self.g.shape))
-        self.found = found = kernels.conv_norms(_row(self.a), _row(self.g), _ONE, outputs=outputs)
-        return not_negative(found.squares) + found.allowance, partial(_second_pass, self.a, self.g)
+        toward, add = self.toward, partial(_second_pass, self.a, self.g)
+        if toward is None:
+            found = kernels.conv_norms(_row(self.a), _row(self.g), _ONE)
+            return not_negative(found.squares) + found.allowance, add
+        outputs, bias = _outputs(self.module, self.a, toward)
+        found = kernels.conv_norms(
+            _row(self.a),
+            _row(self.g),
+            _ONE,
+            outputs=_row(outputs.reshape(self.g.shape)),
+            weight=toward.weight,
+            bias=bias,
+            rate=toward.rate,
+        )
 
-    def along(self) -> Tensor:
-        assert self.found is not None
-        assert self.toward is not None
-        return along_found(self.found, self.toward, self.module.bias, self.a.shape[2], self.a.shape[1])
+        def add_decaying(factors: Tensor) -> Tensor:
+            return toward.decay.add_to(add(factors), toward.name, toward.decay.total(factors))
+
+        return not_negative(found.squares) + found.allowance + found.decay, add_decaying
