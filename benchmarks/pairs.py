@@ -1,7 +1,8 @@
 """Two contestants in one process, a step of each in turn: for a difference of a few percent.
 
 Where its memory falls is worth a percent or two to a process, for as long as it lives, so that two processes cannot tell such a
-difference however long they race. Here both share one process, and there are several, one after the other.
+difference however long they race. Here both share one process, and there are several, one after the other. Others' work on the machine
+comes and goes within seconds, so times are compared among four steps that follow one another, in the order A B B A.
 
 Each is started as `python -m benchmarks.pairs '{"contestants": [...], "network": ..., ...}'`, and prints its median times.
 """
@@ -24,12 +25,14 @@ from benchmarks.contestants.setup import Setup
 from benchmarks.machine import wait_for_quiet
 
 PROCESSES = 7
-FEWEST_STEPS = 3
+FEWEST_STEPS = 4
 WARM_UP = 3
 
 
 def run(case: Case, seconds: float, patience: float, say: Callable[[str], None] = print) -> dict[str, dict[str, Any]]:
-    """For about so many seconds in each of several processes; a round of the result is a process."""
+    """For about so many seconds in each of several processes; a round of the result is a process. Of each but the first, its time
+    to the first's is there too."""
+    first = case.contestants[0]
     found: dict[str, dict[str, Any]] = {
         key: {"title": CONTESTANTS[key].title, "private": CONTESTANTS[key].private, "rounds_ms": [], "steps": []}
         for key in case.contestants
@@ -45,10 +48,22 @@ def run(case: Case, seconds: float, patience: float, say: Callable[[str], None] 
             text=True,
             check=True,
         )
-        for key, times in json.loads(done.stdout).items():
-            found[key]["rounds_ms"].append(1000 * statistics.median(times))
-            found[key]["steps"].append(len(times))
+        taken = json.loads(done.stdout)
+        for key in case.contestants:
+            found[key]["rounds_ms"].append(1000 * statistics.median(taken[key]))
+            found[key]["steps"].append(len(taken[key]))
+            if key != first:
+                found[key].setdefault("to_first", []).append(ratio(taken[key], taken[first]))
     return found
+
+
+def ratio(own: list[float], other: list[float]) -> float:
+    """Of each two steps of one to the two of the other beside which they were taken: the median.
+
+    >>> ratio([2.0, 2.0, 20.0, 20.0, 2.0, 2.0, 9.0], [1.0, 1.0, 10.0, 10.0, 1.0, 9.0, 1.0])
+    2.0
+    """
+    return statistics.median(sum(own[i : i + 2]) / sum(other[i : i + 2]) for i in range(0, len(own) - 1, 2))
 
 
 def times_of(spec: dict[str, Any]) -> dict[str, list[float]]:
@@ -63,7 +78,7 @@ def times_of(spec: dict[str, Any]) -> dict[str, list[float]]:
             contestant.step()
     times: dict[str, list[float]] = {key: [] for key in keys}
     end = time.monotonic() + spec["seconds"]
-    while time.monotonic() < end or len(times[keys[0]]) < FEWEST_STEPS:
+    while time.monotonic() < end or len(times[keys[0]]) < FEWEST_STEPS or len(times[keys[0]]) % 2:
         keys = keys[::-1]
         for key in keys:
             start = time.perf_counter()

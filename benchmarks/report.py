@@ -191,13 +191,13 @@ def _decay(found: list[Found]) -> str:
     """What weight decay before clipping costs: both in one process, a step of each in turn, in several processes."""
     races = sorted((f for f in found if f["kind"] == "decay"), key=lambda f: list(NETWORKS).index(f["network"]))
     rows = [
-        [NETWORKS[f["network"]].title, _ratio(f, "tacit-decay", "tacit", places=3)]
+        [NETWORKS[f["network"]].title, _with_quartiles(f["contestants"]["tacit-decay"]["to_first"], places=3)]
         for f in races
-        if _times(f["contestants"].get("tacit", {})) and _times(f["contestants"].get("tacit-decay", {}))
+        if "to_first" in f["contestants"].get("tacit-decay", {})
     ]
     title = (
-        "With weight decay before clipping, of all parameters, batch 128. Steps with and without take turns in one process; "
-        "the ratio of their medians is taken in each of several processes:\n\n"
+        "With weight decay before clipping, of all parameters, batch 128. Steps with and without take turns in one process, and each "
+        "two are compared with the two beside them; the median of these ratios in each of several processes:\n\n"
     )
     return title + _table(["", "a step, to one without"], rows) if rows else ""
 
@@ -260,7 +260,7 @@ def _fastest(found: Found) -> str | None:
     return min(plain, key=lambda key: statistics.median(plain[key])) if plain else None
 
 
-def _ratio(found: Found, key: str, to: str | None, places: int = 2) -> str:
+def _ratio(found: Found, key: str, to: str | None) -> str:
     """The median over rounds of this one's time to the other's in the same round, with the quartiles."""
     contestants = found["contestants"]
     if to is None or key not in contestants or not _times(contestants[key]) or not _times(contestants.get(to, {})):
@@ -268,7 +268,10 @@ def _ratio(found: Found, key: str, to: str | None, places: int = 2) -> str:
     if key == to:
         return "1"
     pairs = zip(contestants[key]["rounds_ms"], contestants[to]["rounds_ms"])
-    ratios = [own / other for own, other in pairs if own is not None and other is not None]
+    return _with_quartiles([own / other for own, other in pairs if own is not None and other is not None])
+
+
+def _with_quartiles(ratios: Sequence[float], places: int = 2) -> str:
     show: Callable[[float], str] = lambda x: f"{x:.{places}f}" if x < 9.95 else f"{x:.1f}"  # noqa: E731
     return f"{show(_quantile(ratios, 0.5))} ({show(_quantile(ratios, 0.25))}–{show(_quantile(ratios, 0.75))})"
 

@@ -19,6 +19,7 @@ def fits(module: nn.Module, inputs: Tensor, gradients: Tensor) -> bool:
 
     *Guarantee.* A choice of speed alone.
 
+    >>> import torch
     >>> fits(nn.Conv2d(2, 2, 1, groups=2), torch.zeros(1, 2, 1, 1), torch.zeros(1, 2, 1, 1))
     False
     """
@@ -31,6 +32,7 @@ def along_conv(module: Conv, inputs: Tensor, gradients: Tensor, toward: Toward) 
 
     *Guarantee.* Row i comes from row i alone.
 
+    >>> import torch
     >>> layer = nn.Conv1d(1, 1, 1, bias=False)
     >>> with torch.no_grad(): layer.weight.fill_(3.0)
     Parameter ...
@@ -62,6 +64,7 @@ class CompiledConv:
     *Guarantee.* Row i of every result comes from example i's rows of `inputs` and `gradients` alone, and a ghost norm is not
     below the norm of what is added up: it has the allowance for rounding of `contribution.rounding_allowance`.
 
+    >>> import torch
     >>> layer = nn.Conv2d(1, 1, (1, 2))
     >>> x, g = torch.tensor([[[[1.0, 2.0, 4.0]]]]), torch.tensor([[[[1.0, 10.0]]]])
     >>> if fits(layer, x, g):
