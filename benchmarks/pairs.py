@@ -1,8 +1,8 @@
 """Two contestants in one process, a step of each in turn: for a difference of a few percent.
 
 Where its memory falls is worth a percent or two to a process, for as long as it lives, so that two processes cannot tell such a
-difference however long they race. Here both share one process, and there are several, one after the other. Others' work on the machine
-comes and goes within seconds, so times are compared among four steps that follow one another, in the order A B B A.
+difference however long they race. Here both share one process, and there are several, one after the other. Others' work on
+the machine comes and goes within seconds, so times are compared among four steps that follow one another, in the order A B B A.
 
 Each is started as `python -m benchmarks.pairs '{"contestants": [...], "network": ..., ...}'`, and prints its median times.
 """

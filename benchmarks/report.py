@@ -196,8 +196,8 @@ def _decay(found: list[Found]) -> str:
         if "to_first" in f["contestants"].get("tacit-decay", {})
     ]
     title = (
-        "With weight decay before clipping, of all parameters, batch 128. Steps with and without take turns in one process, and each "
-        "two are compared with the two beside them; the median of these ratios in each of several processes:\n\n"
+        "With weight decay before clipping, of all parameters, batch 128. Steps with and without take turns in one process, and "
+        "each two are compared with the two beside them; the median of these ratios in each of several processes:\n\n"
     )
     return title + _table(["", "a step, to one without"], rows) if rows else ""
 

@@ -254,6 +254,7 @@ def test_half_precision_is_as_exact_as_its_gradients() -> None:
         (nn.Linear(64, 64, bias=False), (64,)),
         (nn.Linear(32, 64), (5, 32)),
         (nn.Conv2d(32, 64, 1, bias=False), (32, 2, 2)),
+        (nn.Conv2d(32, 64, 1), (32, 2, 2)),
     ],
     ids=str,
 )
@@ -283,7 +284,7 @@ def test_outputs_in_half_precision_never_stand_for_an_inner_product(
 
 
 def test_outputs_are_kept_only_where_norms_come_from_them() -> None:
-    """The last layer's weights are few enough to be held; a convolution's gradients are made with their decay."""
+    """Those of linear layers of one position; a convolution's gradients are made with their decay."""
     seen: dict[str, bool] = {}
 
     def spied(*args: Any, **options: Any) -> Any:
@@ -296,14 +297,40 @@ def test_outputs_are_kept_only_where_norms_come_from_them() -> None:
         nn.Conv2d(3, 32, 3), nn.Tanh(), nn.Flatten(), nn.Linear(32 * 36, 64), nn.Tanh(), nn.Linear(64, 3)
     )
     inputs, targets = torch.randn(EXAMPLES, 3, 8, 8), torch.arange(EXAMPLES) % 3
+    rates = {name: 0.1 for name, _ in model.named_parameters()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("tacit.gradients.rules.capture", spied)
-        grad = ClippedGradient(model, loss=cross_entropy, clipping=Flat(1.0), weight_decay=rates_of(model, 0.1))
+        grad = ClippedGradient(model, loss=cross_entropy, clipping=Flat(1.0), weight_decay=rates)
         first = grad(inputs, targets)
         assert not any(seen.values()), "the first batch shows which are wanted"
         again = grad(inputs, targets)
     assert torch.equal(first.norms, again.norms)
-    assert seen == {"0": False, "3": True, "5": False}
+    assert seen == {"0": False, "3": True, "5": True}
+
+
+def test_outputs_that_are_of_no_use_are_not_kept_again() -> None:
+    """Rounded to half precision, or changed in place."""
+    seen: list[bool] = []
+
+    def spied(*args: Any, **options: Any) -> Any:
+        calls, losses = capture(*args, **options)
+        seen.append(any(call.kept is not None for call in calls))
+        return calls, losses
+
+    model, inputs, targets = (
+        nn.Sequential(nn.Linear(12, 64), nn.ReLU(inplace=True), nn.Flatten()),
+        torch.randn(6, 12),
+        None,
+    )
+    loss = lambda outputs, _: outputs.sum(dim=1)  # noqa: E731
+    for autocast in (False, True):
+        grad = ClippedGradient(model, loss=loss, clipping=Flat(1.0), weight_decay={"0.weight": 0.1})
+        seen.clear()
+        with pytest.MonkeyPatch.context() as patch, torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            patch.setattr("tacit.gradients.rules.capture", spied)
+            norms = [grad(inputs, targets).norms for _ in range(4)]
+        assert seen == [False, True, False, False]
+        assert all(torch.equal(found, norms[0]) for found in norms)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ that owns parameters, taken whole with its subtree (generic).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -155,10 +155,10 @@ def capture(
     batch: Batch,
     *,
     probing: bool = False,
-    keeps: Collection[int] = (),
+    keeps: Mapping[int, bool] | None = None,
 ) -> tuple[list[Call], Tensor]:
     """Run the model once; the calls of its units in the order in which they ended, and the losses. What layers with
-    a rule gave is kept of those calls whose places in that order are in `keeps`.
+    a rule gave is kept where `keeps` says so of the call's place in that order.
 
     *Guarantee.* The hooks are gone when it returns or raises; nothing else of the model is touched.
 
@@ -178,7 +178,7 @@ def capture(
                 output = _with_own_backward(call, args, output)
                 _end(call, output, probing)
                 call.place = len(calls)
-                if call.place in keeps and isinstance(output, Tensor):
+                if keeps and keeps.get(call.place) and isinstance(output, Tensor):
                     call.kept, call.kept_version = output.detach(), output._version
                 calls.append(call)
             return output

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from tacit.gradients import kernels
-from tacit.gradients.contribution import Add, added_up, not_negative, squared_norms
+from tacit.gradients.contribution import Add, added_up, at_least_float32, not_negative, squared_norms
 from tacit.gradients.toward import Toward, along_outputs
 from tacit.gradients.windows import Conv, padded, sides, weight_gradient
 
@@ -135,7 +135,7 @@ class CompiledConv:
         if toward is None:
             found = self.norms()
             return not_negative(found.squares) + found.allowance, self.second_pass
-        bias = None if self.module.bias is None else self.module.bias.detach()
+        bias = None if self.module.bias is None else at_least_float32(self.module.bias.detach())
         outputs = _outputs(self.module, self.inputs, toward)
         found = self.norms(outputs=outputs, weight=toward.weight, bias=bias, rate=toward.rate)
 

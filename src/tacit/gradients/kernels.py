@@ -319,9 +319,9 @@ def conv_norms(
     decay of the `weight`, by `rate`, are only to be had with `outputs`, in which the `bias` is.
 
     *Guarantee.* Row i comes from row i of `x` and `g` (and `outputs`) alone. An output is a sum of K products and a bias, and
-    what is added up over T positions too, in float32: <G, W> is wrong by at most (K + T + 8) eps/2 times the sizes of what was
-    added up, |W| sqrt(sum |a_t|^2 sum |g_t|^2) + |b| sqrt(T sum |g_t|^2), by which it is raised; channels are added up in double
-    precision.
+    what is added up over T positions too, with outputs and without, in float32: <G, W> is wrong by at most (K + 2 T + 8) eps/2
+    times the sizes of what was added up, |W| sqrt(sum |a_t|^2 sum |g_t|^2) + |b| sqrt(T sum |g_t|^2), by which it is raised;
+    channels are added up in double precision.
 
     >>> if usable(torch.zeros(1, 1, 1, 1)):
     ...     x, g = torch.tensor([[[[1.0, 2.0]]]]), torch.tensor([[[[10.0]]]])
@@ -345,6 +345,7 @@ def conv_norms(
     sums = x.new_empty(batch, 3 if totals else 1 if outputs is None else 2, out)
     if outputs is not None:
         outputs = _dense(outputs)
+        assert outputs.dtype == torch.float32
         assert outputs.shape == g.shape
     if scale is not None:
         scale = scale.to(torch.float32).contiguous()
@@ -362,7 +363,7 @@ def conv_norms(
         (down, along, out),
         (*geometry.kernel, *geometry.padding),
         rate,
-        (channels * math.prod(geometry.kernel) + down * along + 8) * torch.finfo(torch.float32).eps / 2,
+        (channels * math.prod(geometry.kernel) + 2 * down * along + 8) * torch.finfo(torch.float32).eps / 2,
         totals,
         torch.get_num_threads(),
     )

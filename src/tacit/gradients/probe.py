@@ -58,7 +58,7 @@ class Route:
     bytes_per_example: int = 0
     fitting: int | None = None  # how many examples fit in memory, once that was looked up
     conclusive: bool = True
-    kept: set[int] = field(default_factory=set)  # places of the calls whose outputs decay takes
+    kept: dict[int, bool] = field(default_factory=dict)  # by the place of a call: whether decay takes what it gives
 
     def step_down(self, engine: str) -> None:
         """From now on by a slower engine, which asks less of the model."""

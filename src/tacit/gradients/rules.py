@@ -26,11 +26,11 @@ _SMALL = 512
 
 
 def contributions(
-    call: Call, layout: Layout, decay: Decay | None = None, wanted: set[int] | None = None
+    call: Call, layout: Layout, decay: Decay | None = None, wanted: dict[int, bool] | None = None
 ) -> dict[str, Contribution]:
     """What one call adds to the gradients of its unit's parameters, by their names in the model; nothing if it is not reached.
     If the weight decays, inner products with it are asked for, and given where a rule can; if that takes what the call gave, and
-    it was not kept, the call's place goes among those `wanted`.
+    it was not kept, `wanted` is told of the call's place; or that it is of no use if it was kept and is not good enough.
 
     *Guarantee.* Row i comes from example i's rows alone, and is in float32 or better.
 
@@ -69,6 +69,8 @@ def contributions(
             kept = call.kept
             if kept is not None and (kept.dtype != gradient.dtype or kept._version != call.kept_version):
                 kept = None  # rounded to less than the inner products are made in, or changed since
+                if wanted is not None:
+                    wanted[call.place] = False
             toward = Toward(decay, weight, kept, wanted, call.place)
         found = _by_rule(unit.rule, unit.module, inputs, gradient, layout.views, toward)
     return {name: found[inner] for inner, name in unit.parameters.items()}
@@ -129,10 +131,10 @@ def rules_sum(
     layouts: list[Layout],
     strategy: str,
     decay: Decay | None = None,
-    kept: set[int] | None = None,
+    kept: dict[int, bool] | None = None,
 ) -> tuple[Sums | None, Tensor]:
-    """One forward pass, and one backward pass that takes the norms as it goes. `kept` are the places, in the order of the calls,
-    of those whose outputs decay takes: of none at first; those that were missed are put in for the next batch.
+    """One forward pass, and one backward pass that takes the norms as it goes. `kept` says of places, in the order of the calls,
+    whether decay takes the outputs there: nothing at first; what was missed, or of no use, is put in for the next batch.
 
     *Guarantee.* As for `Adding`; a batch that does not look as the probe found it raises `NoRule`.
 
@@ -145,8 +147,8 @@ def rules_sum(
     >>> rules_sum(model, lambda o, t: o[:, 0], parameters, Flat(1.0), batch, units, layouts, "rules")[0]
     {'weight': tensor([[1.5000]])}
     """
-    decay, kept = decay or None, set() if kept is None else kept  # None is asked for faster
-    calls, losses = capture(model, units, loss, batch, keeps=() if decay is None else kept)
+    decay, kept = decay or None, {} if kept is None else kept  # None is asked for faster
+    calls, losses = capture(model, units, loss, batch, keeps=kept if decay is not None else None)
     if len(calls) != len(layouts):
         raise NoRule("the model calls other modules than in its probe")
     for call, layout in zip(calls, layouts):

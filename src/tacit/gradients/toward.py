@@ -33,7 +33,7 @@ class Decay:
         if {parameter.dtype for parameter in self.parameters.values()} != {torch.float32}:
             self.parameters = {name: at_least_float32(parameter) for name, parameter in self.parameters.items()}
         self._lengths: dict[str, float] = {}
-        self._totals: dict[int, tuple[Tensor, float]] = {}
+        self._total: tuple[Tensor, float] | None = None
 
     def __bool__(self) -> bool:
         return bool(self.rates)
@@ -57,19 +57,18 @@ class Decay:
         return gradient.add_(self.parameters[name], alpha=factor * self.rates[name])
 
     def total(self, factors: Tensor) -> float:
-        """What the factors of a group add up to: for all of its parameters computed once."""
-        found = self._totals.get(id(factors))
-        if found is None:  # the factors themselves are kept, so that no others get their number
-            found = self._totals[id(factors)] = factors, total(factors)
-        return found[1]
+        """What the factors of a group add up to: not computed again for those that were asked for last."""
+        if self._total is None or self._total[0] is not factors:
+            self._total = factors, total(factors)
+        return self._total[1]
 
 
 class Toward:
     """Asks a rule for `Contribution.along`, or for a way that has the decay in it already: `decay` of the weight of this `name`.
-    `kept` is what the call gave, if it was kept. If it is wanted and was not, it is computed once more, and the call's `place`
-    goes among those that are `wanted`.
+    `kept` is what the call gave, if it was kept. If it was not, and is asked for, it is computed once more, and `wanted` says so
+    of the call's `place`, unless it says something of it already.
 
-    *Guarantee.* Plain data; outputs are the call's own, kept or computed once more.
+    *Guarantee.* Outputs are the call's own, kept or computed once more.
 
     >>> toward = Toward(Decay({"w": nn.Parameter(torch.tensor([3.0, 4.0]))}, {"w": 0.5}), "w")
     >>> toward.length, toward.rate
@@ -77,17 +76,18 @@ class Toward:
     """
 
     def __init__(
-        self, decay: Decay, name: str, kept: Tensor | None = None, wanted: set[int] | None = None, place: int = 0
+        self, decay: Decay, name: str, kept: Tensor | None = None, wanted: dict[int, bool] | None = None, place: int = 0
     ) -> None:
         self.decay, self.name, self.kept, self.wanted, self.place = decay, name, kept, wanted, place
         self.weight, self.rate = decay.parameters[name], decay.rates[name]
 
     def outputs(self, again: Callable[[], Tensor]) -> Tensor:
-        """What the call gave; computed `again` if it was not kept."""
-        if self.kept is not None:
-            return self.kept
+        """What the call gave, which is then forgotten here; computed `again` if it was not kept."""
+        kept, self.kept = self.kept, None
+        if kept is not None:
+            return kept
         if self.wanted is not None:
-            self.wanted.add(self.place)
+            self.wanted.setdefault(self.place, True)
         return again()
 
     @property
