@@ -249,7 +249,7 @@ def neighbours(steps):
     return st.lists(st.tuples(st.lists(vector, max_size=3), st.none() | vector), min_size=steps, max_size=steps)
 
 
-@settings(max_examples=200)
+@settings(max_examples=200, deadline=None)
 @given(neighbours(PLAN.steps), st.floats(0.01, 10), st.floats(0.01, 10), st.integers(1, 8))
 def test_one_example_moves_no_direction_by_more_than_the_sensitivity_at_any_step(rows, own, fed_back, batch):
     """The same batches and the same models in both runs: gradients are given, as if all releases before had been the same."""
